@@ -1,0 +1,230 @@
+//! The checked checkpoint: config, tensors and options matched with each other, before anything is
+//! written.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use wick_format::Dtype;
+
+use crate::config::ModelConfig;
+use crate::family::{check_activation, spec_of, Family, LayerSpec, ModelSpec, TensorNeed};
+use crate::head;
+use crate::source::SourceFolder;
+use crate::{ConvertError, ConvertOptions};
+
+/// A checkpoint that can be converted.
+pub(crate) struct Checkpoint {
+    pub(crate) source: SourceFolder,
+    pub(crate) model_type: String,
+    pub(crate) hidden_size: usize,
+    pub(crate) layers: Vec<LayerSpec>,
+    /// Element type of the records.
+    pub(crate) dtype: Dtype,
+    /// Everything that is not an FFN matrix, with the dtype that it will have.
+    pub(crate) resident: Vec<(TensorNeed, Dtype)>,
+    /// Text of the copied `config.json`.
+    pub(crate) config_text: String,
+    pub(crate) ignored_tensors: Vec<String>,
+    pub(crate) notes: Vec<String>,
+}
+
+impl Checkpoint {
+    pub(crate) fn open(folder: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        if !folder.is_dir() {
+            let problem = if folder.exists() {
+                "is not a folder"
+            } else {
+                "does not exist"
+            };
+            return Err(ConvertError::checkpoint(folder, problem));
+        }
+        let config = ModelConfig::read(folder)?;
+        let (family, mut spec) = spec_of(&config)?;
+        check_activation(family, &config, options.activation.as_deref())?;
+        let source = SourceFolder::open(folder, family.rename)?;
+        check_present(&spec, &source)?;
+
+        let mut notes = Vec::new();
+        let mut edits = activation_edit(family, options, &mut notes);
+        let choice = head::choose(&spec, &source)?;
+        notes.extend(choice.note);
+        if let Some(tied) = choice.tied_edit {
+            edits.insert("tie_word_embeddings".to_string(), tied.to_string());
+        }
+        if choice.keep {
+            spec.resident.push(spec.head.clone());
+        }
+        let ffn = ffn_matrices(&spec);
+        check_shapes(spec.resident.iter().chain(&ffn), &source)?;
+        let dtype = ffn_dtype(&ffn, &source, options, &mut notes)?;
+        let resident = with_dtypes(&spec.resident, &source, options)?;
+        let ignored_tensors = ignored(&spec, &ffn, &source, &mut notes);
+        Ok(Self {
+            model_type: config.text("model_type")?.to_string(),
+            config_text: config.edited(&edits)?,
+            hidden_size: spec.hidden_size,
+            layers: spec.layers,
+            source,
+            dtype,
+            resident,
+            ignored_tensors,
+            notes,
+        })
+    }
+
+    /// Bytes of all weights in the dtypes that they will have.
+    pub(crate) fn dense_weight_bytes(&self) -> u64 {
+        let bytes = |need: &TensorNeed, dtype: Dtype| {
+            need.shape.iter().product::<usize>() as u64 * dtype.size_bytes() as u64
+        };
+        let resident = self
+            .resident
+            .iter()
+            .map(|(need, dtype)| bytes(need, *dtype));
+        let ffn = self
+            .layers
+            .iter()
+            .flat_map(|layer| layer.matrices(self.hidden_size));
+        resident.sum::<u64>() + ffn.map(|need| bytes(&need, self.dtype)).sum::<u64>()
+    }
+}
+
+fn activation_edit(
+    family: &Family,
+    options: &ConvertOptions,
+    notes: &mut Vec<String>,
+) -> BTreeMap<String, String> {
+    let edit = options.activation.as_ref().map(|activation| {
+        let key = family.activation_key;
+        notes.push(format!(
+            "{key} is {activation} in the copied config.json, as asked for"
+        ));
+        (
+            key.to_string(),
+            serde_json::Value::from(activation.as_str()).to_string(),
+        )
+    });
+    edit.into_iter().collect()
+}
+
+fn ffn_matrices(spec: &ModelSpec) -> Vec<TensorNeed> {
+    spec.layers
+        .iter()
+        .flat_map(|layer| layer.matrices(spec.hidden_size))
+        .collect()
+}
+
+/// Every tensor is there; all missing ones are named at once.
+fn check_present(spec: &ModelSpec, source: &SourceFolder) -> Result<(), ConvertError> {
+    let ffn = ffn_matrices(spec);
+    let needed = spec.resident.iter().chain(&ffn);
+    let names: Vec<String> = needed
+        .filter(|need| source.get(&need.name).is_none())
+        .map(|need| need.name.clone())
+        .collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let total = spec.resident.len() + ffn.len();
+    Err(ConvertError::MissingTensors {
+        folder: source.folder.clone(),
+        total,
+        names,
+    })
+}
+
+/// Every tensor has the shape that the config says, and a dtype for weights.
+fn check_shapes<'a>(
+    needs: impl Iterator<Item = &'a TensorNeed>,
+    source: &SourceFolder,
+) -> Result<(), ConvertError> {
+    for need in needs {
+        if let Some(tensor) = source.get(&need.name) {
+            source.dtype(tensor)?;
+            if tensor.shape != need.shape {
+                let got = format!("of shape {:?}", tensor.shape);
+                let expected = format!("{:?} by config.json", need.shape);
+                return Err(source.wrong(tensor, got, expected));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One dtype for all records: the wanted one, or that of most FFN weights.
+fn ffn_dtype(
+    ffn: &[TensorNeed],
+    source: &SourceFolder,
+    options: &ConvertOptions,
+    notes: &mut Vec<String>,
+) -> Result<Dtype, ConvertError> {
+    if let Some(dtype) = options.dtype {
+        return Ok(dtype);
+    }
+    let mut elements_of: BTreeMap<Dtype, usize> = BTreeMap::new();
+    for tensor in ffn.iter().filter_map(|need| source.get(&need.name)) {
+        *elements_of.entry(source.dtype(tensor)?).or_default() +=
+            tensor.shape.iter().product::<usize>();
+    }
+    // The first of equals: f32 before f16 before bf16, so that nothing is lost.
+    let most = elements_of
+        .iter()
+        .rev()
+        .max_by_key(|(_, &elements)| elements);
+    let dtype = most.map_or(Dtype::F32, |(&dtype, _)| dtype);
+    if elements_of.len() > 1 {
+        let found: Vec<&str> = elements_of.keys().map(|dtype| dtype.name()).collect();
+        notes.push(format!(
+            "the FFN weights are stored in {}: all records are in {dtype}, the most common",
+            found.join(" and ")
+        ));
+    }
+    Ok(dtype)
+}
+
+fn with_dtypes(
+    needs: &[TensorNeed],
+    source: &SourceFolder,
+    options: &ConvertOptions,
+) -> Result<Vec<(TensorNeed, Dtype)>, ConvertError> {
+    let mut resident = Vec::with_capacity(needs.len());
+    for need in needs {
+        if let Some(tensor) = source.get(&need.name) {
+            let dtype = options.dtype.unwrap_or(source.dtype(tensor)?);
+            resident.push((need.clone(), dtype));
+        }
+    }
+    Ok(resident)
+}
+
+/// Tensors that the model does not have; those that are known to be computed become one note.
+fn ignored(
+    spec: &ModelSpec,
+    ffn: &[TensorNeed],
+    source: &SourceFolder,
+    notes: &mut Vec<String>,
+) -> Vec<String> {
+    let mut known: BTreeSet<&str> = spec
+        .resident
+        .iter()
+        .chain(ffn)
+        .map(|need| need.name.as_str())
+        .collect();
+    known.insert(&spec.head.name);
+    let unknown = source.names().filter(|name| !known.contains(name));
+    let is_computed = |name: &&str| spec.computed.iter().any(|ending| name.ends_with(ending));
+    let (computed, ignored): (Vec<&str>, Vec<&str>) = unknown.partition(is_computed);
+    if let Some(first) = computed.first() {
+        let count = computed.len();
+        notes.push(format!(
+            "{count} tensors such as {first} are left out: config.json gives them"
+        ));
+    }
+    if !ignored.is_empty() {
+        let count = ignored.len();
+        notes.push(format!(
+            "{count} tensors that a model of this type does not have are left out"
+        ));
+    }
+    ignored.into_iter().map(str::to_string).collect()
+}

@@ -1,0 +1,113 @@
+//! Llama 2 and 3: gated FFN, grouped-query attention, no biases unless the config says so.
+
+use super::{Family, LayerSpec, ModelSpec, TensorNeed};
+use crate::config::ModelConfig;
+use crate::ConvertError;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "llama",
+    supported: "llama",
+    activation_key: "hidden_act",
+    rename: str::to_string,
+    spec,
+};
+
+fn spec(config: &ModelConfig) -> Result<ModelSpec, ConvertError> {
+    let hidden = config.size("hidden_size")?;
+    let vocab = config.size("vocab_size")?;
+    let layer_count = config.layer_count("num_hidden_layers")?;
+    let shapes = LayerShapes::of(config, hidden)?;
+    let embedding = "model.embed_tokens.weight".to_string();
+    let mut resident = vec![TensorNeed::new(&embedding, &[vocab, hidden])];
+    let mut layers = Vec::with_capacity(layer_count);
+    for n in 0..layer_count {
+        let layer = format!("model.layers.{n}");
+        shapes.push_resident(&layer, &mut resident);
+        layers.push(shapes.ffn(&layer));
+    }
+    resident.push(TensorNeed::new("model.norm.weight", &[hidden]));
+    Ok(ModelSpec {
+        hidden_size: hidden,
+        layers,
+        resident,
+        embedding,
+        head: TensorNeed::new("lm_head.weight", &[vocab, hidden]),
+        tied: config.flag_or("tie_word_embeddings", false)?,
+        computed: &[".rotary_emb.inv_freq"],
+    })
+}
+
+/// What all layers share.
+struct LayerShapes {
+    hidden: usize,
+    intermediate: usize,
+    query: usize,
+    key_value: usize,
+    attention_bias: bool,
+    mlp_bias: bool,
+}
+
+impl LayerShapes {
+    fn of(config: &ModelConfig, hidden: usize) -> Result<Self, ConvertError> {
+        let heads = config.size("num_attention_heads")?;
+        let kv_heads = config.size_or("num_key_value_heads", heads)?;
+        let head_dim = if config.has("head_dim") {
+            config.size("head_dim")?
+        } else if hidden.is_multiple_of(heads) {
+            hidden / heads
+        } else {
+            return Err(config.wrong("num_attention_heads", format!("a divisor of {hidden}")));
+        };
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(config.wrong("num_key_value_heads", format!("a divisor of {heads}")));
+        }
+        Ok(Self {
+            hidden,
+            intermediate: config.size("intermediate_size")?,
+            query: heads * head_dim, // sizes are below 2^24
+            key_value: kv_heads * head_dim,
+            attention_bias: config.flag_or("attention_bias", false)?,
+            mlp_bias: config.flag_or("mlp_bias", false)?,
+        })
+    }
+
+    fn push_resident(&self, layer: &str, resident: &mut Vec<TensorNeed>) {
+        let mut push = |name: &str, shape: &[usize]| {
+            resident.push(TensorNeed::new(format!("{layer}.{name}"), shape));
+        };
+        push("input_layernorm.weight", &[self.hidden]);
+        let projections = [
+            ("q", self.query, self.hidden),
+            ("k", self.key_value, self.hidden),
+            ("v", self.key_value, self.hidden),
+            ("o", self.hidden, self.query),
+        ];
+        for (name, out_dim, in_dim) in projections {
+            push(&format!("self_attn.{name}_proj.weight"), &[out_dim, in_dim]);
+            if self.attention_bias {
+                push(&format!("self_attn.{name}_proj.bias"), &[out_dim]);
+            }
+        }
+        push("post_attention_layernorm.weight", &[self.hidden]);
+        if self.mlp_bias {
+            push("mlp.gate_proj.bias", &[self.intermediate]);
+            push("mlp.up_proj.bias", &[self.intermediate]);
+            push("mlp.down_proj.bias", &[self.hidden]);
+        }
+    }
+
+    fn ffn(&self, layer: &str) -> LayerSpec {
+        let name = |part: &str| format!("{layer}.mlp.{part}");
+        let bias = |part: &str| self.mlp_bias.then(|| name(part));
+        LayerSpec {
+            prefix: format!("{layer}.mlp"),
+            intermediate_size: self.intermediate,
+            gate: Some(name("gate_proj.weight")),
+            up: name("up_proj.weight"),
+            down: name("down_proj.weight"),
+            gate_bias: bias("gate_proj.bias"),
+            up_bias: bias("up_proj.bias"),
+            down_bias: bias("down_proj.bias"),
+        }
+    }
+}

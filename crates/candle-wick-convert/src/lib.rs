@@ -1,0 +1,41 @@
+//! Checkpoints in, converted folder out.
+//!
+//! [`convert`] reads a Hugging Face folder with safetensors and writes the folder that
+//! `wick-format` describes. It streams: its memory does not grow with the model.
+//!
+//! The steps, each in its own file:
+//! 1. `source`, `shards` and `config` read and check the checkpoint.
+//! 2. `family` says which tensors a model of this type has; `check` and `head` match the two.
+//! 3. `plan` lays out every output file.
+//! 4. `tensors` and `records` write them through `output`, one after the other; `state` remembers
+//!    the finished ones, so that a killed run can be taken up. The manifest comes last.
+//!
+//! Invariants:
+//! - the source is only read; nothing in the output folder is deleted that this crate did not
+//!   write;
+//! - a file under its final name is complete and on the disk; a folder with a manifest is complete;
+//! - the same source and options give the same bytes, whatever was interrupted before.
+#![forbid(unsafe_code)]
+
+mod check;
+mod config;
+mod convert;
+mod error;
+mod family;
+mod head;
+mod meter;
+mod options;
+mod output;
+mod plan;
+pub mod predictor;
+mod records;
+mod shards;
+mod source;
+mod state;
+mod tensors;
+mod transcode;
+
+pub use convert::convert;
+pub use error::ConvertError;
+pub use family::supported_families;
+pub use options::{ConvertOptions, ConvertProgress, ConvertReport};

@@ -1,0 +1,115 @@
+//! Where to cut a layer's scores, and what the cut selects.
+
+use candle::{Result, Tensor};
+
+use super::factor::Factors;
+
+/// Tokens whose scores are computed together.
+const ROWS: usize = 256;
+/// Consecutive tokens whose selections are joined: the paper's window.
+const UNION_TOKENS: usize = 5;
+
+/// The layer itself, to know what is truly active.
+pub(super) struct Truth<'a> {
+    /// `(intermediate, hidden)`.
+    pub(super) weight: &'a Tensor,
+    /// `(intermediate)`.
+    pub(super) bias: &'a Tensor,
+}
+
+/// What a threshold selects on a text, as shares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct LayerQuality {
+    /// Neurons selected when their score reaches this.
+    pub threshold: f32,
+    /// Selected of the truly active.
+    pub recall: f32,
+    /// Truly active of all.
+    pub active_fraction: f32,
+    /// Selected of all.
+    pub selected_fraction: f32,
+    /// Selected by any of 5 consecutive tokens, of all.
+    pub union_fraction: f32,
+}
+
+impl Truth<'_> {
+    /// Calls `each(scores, truly active pre-activations)` with `(intermediate)` values of every token of `x`.
+    fn for_each_token(
+        &self,
+        factors: &Factors,
+        x: &Tensor,
+        mut each: impl FnMut(&[f32], &[f32]),
+    ) -> Result<()> {
+        let tokens = x.dim(0)?;
+        for start in (0..tokens).step_by(ROWS) {
+            let rows = x.narrow(0, start, ROWS.min(tokens - start))?;
+            let scores = factors.scores(&rows)?.to_vec2::<f32>()?;
+            let exact = rows
+                .matmul(&self.weight.t()?)?
+                .broadcast_add(self.bias)?
+                .to_vec2::<f32>()?;
+            for (scores, exact) in scores.iter().zip(&exact) {
+                each(scores, exact);
+            }
+        }
+        Ok(())
+    }
+
+    /// The largest threshold that keeps `recall` of the truly active neurons of `x`.
+    pub(super) fn threshold(&self, factors: &Factors, x: &Tensor, recall: f64) -> Result<f32> {
+        let mut of_active = Vec::new();
+        self.for_each_token(factors, x, |scores, exact| {
+            let pairs = scores.iter().zip(exact);
+            of_active.extend(
+                pairs
+                    .filter(|(_, exact)| **exact > 0.0)
+                    .map(|(score, _)| *score),
+            );
+        })?;
+        if of_active.is_empty() {
+            return Ok(f32::MAX);
+        }
+        let missed = ((1.0 - recall) * of_active.len() as f64) as usize;
+        let missed = missed.min(of_active.len() - 1);
+        let (_, threshold, _) = of_active.select_nth_unstable_by(missed, f32::total_cmp);
+        Ok(*threshold)
+    }
+
+    /// What `threshold` selects on `x`.
+    pub(super) fn quality(
+        &self,
+        factors: &Factors,
+        x: &Tensor,
+        threshold: f32,
+    ) -> Result<LayerQuality> {
+        let (mut active, mut selected, mut found, mut union) = (0u64, 0u64, 0u64, 0u64);
+        let (mut tokens, mut neurons) = (0u64, 0u64);
+        // Tokens since each neuron was selected last.
+        let mut idle = Vec::new();
+        self.for_each_token(factors, x, |scores, exact| {
+            idle.resize(scores.len(), UNION_TOKENS);
+            for ((score, exact), idle) in scores.iter().zip(exact).zip(&mut idle) {
+                let (is_selected, is_active) = (*score >= threshold, *exact > 0.0);
+                *idle = if is_selected { 0 } else { *idle + 1 };
+                active += u64::from(is_active);
+                selected += u64::from(is_selected);
+                found += u64::from(is_active && is_selected);
+                union += u64::from(*idle < UNION_TOKENS);
+            }
+            tokens += 1;
+            neurons = scores.len() as u64;
+        })?;
+        let all = (tokens * neurons).max(1) as f32;
+        Ok(LayerQuality {
+            threshold,
+            recall: if active == 0 {
+                1.0
+            } else {
+                found as f32 / active as f32
+            },
+            active_fraction: active as f32 / all,
+            selected_fraction: selected as f32 / all,
+            union_fraction: union as f32 / all,
+        })
+    }
+}

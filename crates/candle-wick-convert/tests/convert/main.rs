@@ -1,0 +1,9 @@
+//! The conversion from outside: checkpoints made here (and the shared fixtures, when present) in,
+//! folders out, read back with the safetensors crate.
+
+mod content;
+mod corrupt;
+mod folder;
+mod heads;
+mod resume;
+mod tiny;

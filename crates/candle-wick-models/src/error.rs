@@ -1,0 +1,51 @@
+//! What can go wrong with a model, one sentence each.
+
+/// The result of this crate's functions.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Trouble with a config, a tokenizer or a prompt, or below.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Trouble with the folder, the device or the budget.
+    #[error(transparent)]
+    Wick(#[from] candle_wick::Error),
+    /// An error of candle's own.
+    #[error(transparent)]
+    Candle(#[from] candle::Error),
+    /// The model's config is not one that this crate can run.
+    #[error("{}: {reason}", path.display())]
+    Config {
+        /// The config file.
+        path: std::path::PathBuf,
+        /// The key and its value.
+        reason: String,
+    },
+    /// A tokenizer file is broken, or a text cannot be encoded.
+    #[error("tokenizer: {0}")]
+    Tokenizer(String),
+    /// A model continues at least one token.
+    #[error("the prompt has 0 tokens; a model needs at least one to continue")]
+    EmptyPrompt,
+    /// The prompt and what was asked for exceed the context.
+    #[error("{position} tokens and {tokens} more exceed the context of {ctx}; raise --ctx or shorten the prompt")]
+    ContextFull {
+        /// Tokens seen so far.
+        position: usize,
+        /// Tokens to add.
+        tokens: usize,
+        /// The context.
+        ctx: usize,
+    },
+    /// A token id outside the vocabulary.
+    #[error("token id {id} is outside the vocabulary of {vocab_size}")]
+    UnknownId {
+        /// The id.
+        id: u32,
+        /// The vocabulary's size.
+        vocab_size: usize,
+    },
+    /// Somebody asked to stop.
+    #[error("interrupted")]
+    Interrupted,
+}

@@ -1,0 +1,23 @@
+//! OPT and Llama with their feed-forward weights on flash, and text generation.
+//!
+//! Each family is one file, shaped like candle's own definitions. [`load`] picks the family from the config of
+//! a converted folder and spends the budget.
+#![forbid(unsafe_code)]
+
+mod error;
+mod generation;
+mod interrupt;
+pub mod llama;
+mod load;
+pub mod opt;
+mod rope;
+mod score;
+mod tokenizer;
+
+pub use error::{Error, Result};
+pub use generation::{Sampler, Sampling, Stop, TextGenerator};
+pub use interrupt::Interrupt;
+pub use load::{load, plan, LoadOptions, LoadedModel};
+pub use rope::{Rope, RopeParameters};
+pub use score::{score, score_each, Score};
+pub use tokenizer::{TextStream, WickTokenizer};

@@ -1,0 +1,397 @@
+//! From a converted folder to a model under a budget, for whichever family its config names.
+
+use std::path::Path;
+
+use candle::{Device, IndexOp, Tensor};
+use candle_wick::{
+    available_memory_bytes, current_rss_bytes, Activation, BudgetPlan, FfnRecorder, FfnStats,
+    FlashFolder, FlashVarBuilder, IoOptions, Memory, ModelNeeds, PlanOptions, SelectorKind,
+};
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::interrupt::Interrupt;
+use crate::llama::{Llama, LlamaConfig};
+use crate::opt::{Opt, OptConfig};
+
+/// Context when nobody asks for one: long enough to try a model, and its KV stays small.
+const CTX_DEFAULT: usize = 512;
+/// Without a budget, this share of the memory that is free may be used.
+const FREE_SHARE: f64 = 0.9;
+/// Positions whose logits are computed together.
+const LOGITS_TOKENS: usize = 8;
+
+/// How to load a model.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// The budget; `None` keeps all weights in DRAM, as far as 90 % of the free memory goes.
+    pub memory: Option<Memory>,
+    /// Positions of the KV cache; by default 512, or the model's maximum when that is smaller.
+    pub ctx: Option<usize>,
+    /// Who chooses neurons; by default `LowRank` where the folder has predictors, else `Dense`.
+    pub selector: Option<SelectorKind>,
+    /// Drop a neuron when none of this many tokens used it; `None` keeps it until its slot is wanted.
+    pub window_tokens: Option<usize>,
+    /// Exactly this many slots a layer instead of what the budget leaves: for measuring.
+    pub slots_per_layer: Option<usize>,
+    /// How files are read.
+    pub io: IoOptions,
+    /// Stops a forward pass between two layers.
+    pub interrupt: Interrupt,
+}
+
+/// The config of a supported family.
+enum Config {
+    Llama(LlamaConfig),
+    Opt(OptConfig),
+}
+
+impl Config {
+    fn parse(folder: &FlashFolder) -> Result<(Self, Value)> {
+        let path = folder.path().join("config.json");
+        let fail = |reason: String| Error::Config {
+            path: path.clone(),
+            reason,
+        };
+        let json: Value = serde_json::from_str(&folder.config_json()?)
+            .map_err(|error| fail(error.to_string()))?;
+        let model_type = json
+            .get("model_type")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        let parsed = |error: serde_json::Error| fail(error.to_string());
+        let config = match model_type {
+            "llama" => Self::Llama(serde_json::from_value(json.clone()).map_err(parsed)?),
+            "opt" => Self::Opt(serde_json::from_value(json.clone()).map_err(parsed)?),
+            other => {
+                let reason = format!("model_type \"{other}\" is not supported (llama and opt are)");
+                return Err(fail(reason));
+            }
+        };
+        match &config {
+            Self::Llama(config) => config.validate(),
+            Self::Opt(config) => config.validate(),
+        }
+        .map_err(fail)?;
+        Ok((config, json))
+    }
+
+    fn max_position_embeddings(&self) -> usize {
+        match self {
+            Self::Llama(config) => config.max_position_embeddings,
+            Self::Opt(config) => config.max_position_embeddings,
+        }
+    }
+
+    fn activation(&self) -> Result<Activation> {
+        let name = match self {
+            Self::Llama(config) => &config.hidden_act,
+            Self::Opt(config) => &config.activation_function,
+        };
+        Ok(name.parse()?)
+    }
+
+    fn needs(&self, ctx: usize) -> ModelNeeds {
+        match self {
+            Self::Llama(config) => config.needs(ctx),
+            Self::Opt(config) => config.needs(ctx),
+        }
+    }
+}
+
+/// A model of one of the families.
+enum Model {
+    Llama(Llama),
+    Opt(Opt),
+}
+
+impl Model {
+    fn load(
+        vb: FlashVarBuilder,
+        config: &Config,
+        ctx: usize,
+        interrupt: Interrupt,
+    ) -> candle::Result<Self> {
+        Ok(match config {
+            Config::Llama(config) => Self::Llama(Llama::load(vb, config, ctx, interrupt)?),
+            Config::Opt(config) => Self::Opt(Opt::load(vb, config, ctx, interrupt)?),
+        })
+    }
+
+    fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> candle::Result<Tensor> {
+        match self {
+            Self::Llama(model) => model.hidden_states(input_ids, position),
+            Self::Opt(model) => model.hidden_states(input_ids, position),
+        }
+    }
+
+    fn logits(&self, hidden: &Tensor) -> candle::Result<Tensor> {
+        match self {
+            Self::Llama(model) => model.logits(hidden),
+            Self::Opt(model) => model.logits(hidden),
+        }
+    }
+
+    fn clear_kv_cache(&mut self) {
+        match self {
+            Self::Llama(model) => model.clear_kv_cache(),
+            Self::Opt(model) => model.clear_kv_cache(),
+        }
+    }
+}
+
+/// A model in DRAM and on flash, for one sequence at a time.
+pub struct LoadedModel {
+    model: Model,
+    vb: FlashVarBuilder,
+    plan: BudgetPlan,
+    interrupt: Interrupt,
+    position: usize,
+    vocab_size: usize,
+    eos_token_ids: Vec<u32>,
+    activation: Activation,
+}
+
+/// What would be in DRAM, and nothing loaded.
+pub fn plan(folder: &FlashFolder, options: &LoadOptions) -> Result<BudgetPlan> {
+    let (config, _) = Config::parse(folder)?;
+    plan_for(folder, &config, options)
+}
+
+fn plan_for(folder: &FlashFolder, config: &Config, options: &LoadOptions) -> Result<BudgetPlan> {
+    let plan = plan_budget(folder, config, options)?;
+    Ok(match options.slots_per_layer {
+        Some(slots) => plan.with_slots(folder, slots),
+        None => plan,
+    })
+}
+
+fn plan_budget(folder: &FlashFolder, config: &Config, options: &LoadOptions) -> Result<BudgetPlan> {
+    // The pool's threads belong to what the process holds already.
+    rayon::broadcast(|_| ());
+    let longest = config.max_position_embeddings().max(1);
+    let ctx = options.ctx.unwrap_or(longest.min(CTX_DEFAULT));
+    if ctx == 0 || ctx > longest {
+        let path = folder.path().join("config.json");
+        let reason = format!("a context of {ctx} was asked for, the model's longest is {longest}");
+        return Err(Error::Config { path, reason });
+    }
+    let predicted = folder.predictors().is_some() && config.activation()?.is_relu_like();
+    let default = if predicted {
+        SelectorKind::LowRank
+    } else {
+        SelectorKind::Dense
+    };
+    let mut plan_options = PlanOptions {
+        memory: options.memory,
+        selector: options.selector.unwrap_or(default),
+        window_tokens: options.window_tokens,
+        process_bytes: current_rss_bytes().unwrap_or(0),
+    };
+    let needs = config.needs(ctx);
+    let plan = BudgetPlan::new(folder, &needs, &plan_options)?;
+    let free_bytes = available_memory_bytes().map(|bytes| (bytes as f64 * FREE_SHARE) as u64);
+    match free_bytes {
+        Some(free_bytes) if options.memory.is_none() && plan.total_bytes > free_bytes => {
+            plan_options.memory = Some(Memory::Bytes(free_bytes));
+            Ok(BudgetPlan::new(folder, &needs, &plan_options)?)
+        }
+        _ => Ok(plan),
+    }
+}
+
+/// Loads the model of a converted folder.
+pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<LoadedModel> {
+    LoadedModel::load(FlashFolder::open(path, options.io.clone())?, options)
+}
+
+impl LoadedModel {
+    /// Loads the model of an opened folder.
+    pub fn load(folder: FlashFolder, options: &LoadOptions) -> Result<Self> {
+        let (config, json) = Config::parse(&folder)?;
+        let plan = plan_for(&folder, &config, options)?;
+        let vb = FlashVarBuilder::new(&folder, plan.placement());
+        let model = Model::load(vb.clone(), &config, plan.ctx, options.interrupt.clone())?;
+        plan.prove_scratch();
+        Ok(Self {
+            model,
+            vb,
+            vocab_size: config.needs(plan.ctx).vocab_size,
+            plan,
+            interrupt: options.interrupt.clone(),
+            position: 0,
+            activation: config.activation()?,
+            eos_token_ids: eos_token_ids(&folder, &json),
+        })
+    }
+
+    /// Appends `ids` and gives the logits after the last of them.
+    pub fn forward(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
+        self.check(ids)?;
+        let mut last = None;
+        for chunk in ids.chunks(self.plan.chunk_tokens) {
+            let hidden = self.hidden_states(chunk)?;
+            last = Some(hidden.i((.., chunk.len() - 1))?);
+        }
+        let last = last.ok_or(Error::EmptyPrompt)?;
+        Ok(self.model.logits(&last)?.flatten_all()?.to_vec1()?)
+    }
+
+    /// Appends `ids` and calls `each(index, logits)` with the logits after each of them.
+    pub fn forward_each(
+        &mut self,
+        ids: &[u32],
+        each: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        self.check(ids)?;
+        let mut index = 0;
+        for chunk in ids.chunks(self.plan.chunk_tokens) {
+            let hidden = self.hidden_states(chunk)?;
+            for start in (0..chunk.len()).step_by(LOGITS_TOKENS) {
+                let count = LOGITS_TOKENS.min(chunk.len() - start);
+                let logits = self.model.logits(&hidden.narrow(1, start, count)?)?;
+                for logits in logits
+                    .flatten_all()?
+                    .to_vec1::<f32>()?
+                    .chunks(self.vocab_size)
+                {
+                    each(index, logits)?;
+                    index += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, ids: &[u32]) -> Result<()> {
+        if ids.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if self.position + ids.len() > self.plan.ctx {
+            let (position, tokens, ctx) = (self.position, ids.len(), self.plan.ctx);
+            return Err(Error::ContextFull {
+                position,
+                tokens,
+                ctx,
+            });
+        }
+        match ids.iter().find(|id| **id as usize >= self.vocab_size) {
+            Some(&id) => Err(Error::UnknownId {
+                id,
+                vocab_size: self.vocab_size,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn hidden_states(&mut self, chunk: &[u32]) -> Result<Tensor> {
+        let ids = Tensor::new(chunk, &Device::Cpu)?.unsqueeze(0)?;
+        match self.model.hidden_states(&ids, self.position) {
+            Ok(hidden) => {
+                self.position += chunk.len();
+                Ok(hidden)
+            }
+            Err(error) => {
+                // Some layers have seen the chunk and others not: only a new sequence is sound now.
+                self.reset();
+                Err(if self.interrupt.is_triggered() {
+                    Error::Interrupted
+                } else {
+                    error.into()
+                })
+            }
+        }
+    }
+
+    /// Starts a new sequence; neurons stay in DRAM.
+    pub fn reset(&mut self) {
+        self.model.clear_kv_cache();
+        self.position = 0;
+    }
+
+    /// Tokens seen so far.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Positions that the KV cache holds.
+    pub fn ctx(&self) -> usize {
+        self.plan.ctx
+    }
+
+    /// Logits of one position.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Ids that end a text.
+    pub fn eos_token_ids(&self) -> &[u32] {
+        &self.eos_token_ids
+    }
+
+    /// The activation of its FFNs.
+    pub fn activation(&self) -> Activation {
+        self.activation
+    }
+
+    /// What is in DRAM.
+    pub fn plan(&self) -> &BudgetPlan {
+        &self.plan
+    }
+
+    /// The folder the model came from.
+    pub fn folder(&self) -> &FlashFolder {
+        self.vb.folder()
+    }
+
+    /// What the FFNs did, all layers added up.
+    pub fn stats(&self) -> FfnStats {
+        let mut sum = FfnStats::default();
+        self.vb
+            .ffn_stats()
+            .into_iter()
+            .for_each(|layer| sum += layer);
+        sum
+    }
+
+    /// What each FFN did.
+    pub fn layer_stats(&self) -> Vec<FfnStats> {
+        self.vb.ffn_stats()
+    }
+
+    /// Shows the inputs of every FFN to `recorder` from now on, or to nobody.
+    pub fn record_ffn_inputs(&self, recorder: Option<FfnRecorder>) {
+        self.vb.record_ffn_inputs(recorder);
+    }
+
+    /// Candle's own `VarBuilder` over the same folder.
+    pub fn dense_weights(&self) -> candle_nn::VarBuilder<'static> {
+        self.vb.dense()
+    }
+
+    /// Starts counting anew.
+    pub fn reset_stats(&self) {
+        self.vb.reset_ffn_stats();
+    }
+}
+
+/// `eos_token_id`, a number or a list, of `generation_config.json` and `config.json`.
+fn eos_token_ids(folder: &FlashFolder, config: &Value) -> Vec<u32> {
+    let generation = std::fs::read_to_string(folder.path().join("generation_config.json")).ok();
+    let generation: Option<Value> = generation.and_then(|json| serde_json::from_str(&json).ok());
+    let mut ids = Vec::new();
+    for source in generation.iter().chain([config]) {
+        match source.get("eos_token_id") {
+            Some(Value::Array(list)) => ids.extend(list.iter().filter_map(Value::as_u64)),
+            Some(value) => ids.extend(value.as_u64()),
+            None => {}
+        }
+    }
+    let mut ids: Vec<u32> = ids
+        .into_iter()
+        .filter_map(|id| u32::try_from(id).ok())
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}

@@ -1,0 +1,248 @@
+//! OPT with layer norms before attention and FFN (all sizes but 350m), its FFN on flash.
+//!
+//! Tensor names and config keys are Hugging Face's (`OPTForCausalLM`). Shapes: ids `(1, seq)`, hidden states
+//! `(1, seq, hidden_size)`, logits `(1, vocab_size)` for the last position. Activations are f32.
+
+use candle::{Device, IndexOp, Module, Result, Tensor};
+use candle_nn::LayerNorm;
+use candle_wick::{
+    Activation, FlashEmbedding, FlashLinear, FlashMlp, FlashVarBuilder, KvCache, ModelNeeds,
+};
+use serde::Deserialize;
+
+use crate::interrupt::Interrupt;
+
+/// The first two rows of the position table are unused (`OPTLearnedPositionalEmbedding`).
+const POSITION_OFFSET: usize = 2;
+/// Not in the config: torch's default.
+const LAYER_NORM_EPS: f64 = 1e-5;
+
+/// The keys of `config.json` that this definition obeys.
+#[derive(Clone, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the keys are Hugging Face's, documented there")]
+pub struct OptConfig {
+    pub hidden_size: usize,
+    pub ffn_dim: usize,
+    pub vocab_size: usize,
+    pub num_hidden_layers: usize,
+    pub num_attention_heads: usize,
+    pub max_position_embeddings: usize,
+    #[serde(default = "relu")]
+    pub activation_function: String,
+    #[serde(default = "yes")]
+    pub do_layer_norm_before: bool,
+    pub word_embed_proj_dim: Option<usize>,
+    #[serde(default = "yes")]
+    pub tie_word_embeddings: bool,
+}
+
+fn relu() -> String {
+    "relu".to_owned()
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl OptConfig {
+    /// Refuses what this definition cannot run; the error is a reason without the file's name.
+    pub(crate) fn validate(&self) -> std::result::Result<(), String> {
+        let (hidden, heads) = (self.hidden_size, self.num_attention_heads);
+        if heads == 0 || hidden == 0 || hidden % heads != 0 || self.vocab_size == 0 {
+            return Err(format!(
+                "hidden_size {hidden} cannot be split over {heads} attention heads"
+            ));
+        }
+        if !self.do_layer_norm_before {
+            return Err("do_layer_norm_before false (OPT-350m) is not supported yet".to_owned());
+        }
+        match self.word_embed_proj_dim {
+            Some(dim) if dim != hidden => Err(format!(
+                "word_embed_proj_dim {dim} beside hidden_size {hidden} is not supported yet"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn head_dim(&self) -> usize {
+        self.hidden_size / self.num_attention_heads
+    }
+
+    /// What to plan for.
+    pub fn needs(&self, ctx: usize) -> ModelNeeds {
+        let embedding = "model.decoder.embed_tokens.weight";
+        let head = if self.tie_word_embeddings {
+            embedding
+        } else {
+            "lm_head.weight"
+        };
+        let position_bytes = KvCache::position_bytes(self.num_attention_heads, self.head_dim());
+        ModelNeeds {
+            ctx,
+            kv_position_bytes: self.num_hidden_layers as u64 * position_bytes,
+            hidden_size: self.hidden_size,
+            token_values: 10 * self.hidden_size,
+            vocab_size: self.vocab_size,
+            embedding: embedding.to_owned(),
+            head: head.to_owned(),
+        }
+    }
+}
+
+struct Attention {
+    q_proj: FlashLinear,
+    k_proj: FlashLinear,
+    v_proj: FlashLinear,
+    out_proj: FlashLinear,
+    num_attention_heads: usize,
+    head_dim: usize,
+    kv_cache: KvCache,
+}
+
+impl Attention {
+    fn load(vb: FlashVarBuilder, cfg: &OptConfig, ctx: usize) -> Result<Self> {
+        let linear = |name: &str| FlashLinear::load(cfg.hidden_size, cfg.hidden_size, vb.pp(name));
+        Ok(Self {
+            q_proj: linear("q_proj")?,
+            k_proj: linear("k_proj")?,
+            v_proj: linear("v_proj")?,
+            out_proj: linear("out_proj")?,
+            num_attention_heads: cfg.num_attention_heads,
+            head_dim: cfg.head_dim(),
+            kv_cache: KvCache::new(cfg.num_attention_heads, cfg.head_dim(), ctx),
+        })
+    }
+
+    fn forward(&mut self, x: &Tensor) -> Result<Tensor> {
+        let (_, seq, _) = x.dims3()?;
+        let heads = |x: Tensor| {
+            x.reshape((1, seq, self.num_attention_heads, self.head_dim))?
+                .transpose(1, 2)
+        };
+        let q = heads(self.q_proj.forward(x)?)?;
+        let k = heads(self.k_proj.forward(x)?)?;
+        let v = heads(self.v_proj.forward(x)?)?;
+        self.kv_cache.append(&k, &v)?;
+        let scale = 1.0 / (self.head_dim as f32).sqrt();
+        self.out_proj
+            .forward(&self.kv_cache.causal_attention(&q, scale)?)
+    }
+}
+
+struct DecoderLayer {
+    self_attn_layer_norm: LayerNorm,
+    self_attn: Attention,
+    final_layer_norm: LayerNorm,
+    mlp: FlashMlp,
+}
+
+impl DecoderLayer {
+    fn load(vb: FlashVarBuilder, cfg: &OptConfig, ctx: usize) -> Result<Self> {
+        let activation: Activation = cfg.activation_function.parse()?;
+        Ok(Self {
+            self_attn_layer_norm: layer_norm(cfg, vb.pp("self_attn_layer_norm"))?,
+            self_attn: Attention::load(vb.pp("self_attn"), cfg, ctx)?,
+            final_layer_norm: layer_norm(cfg, vb.pp("final_layer_norm"))?,
+            mlp: FlashMlp::load(cfg.hidden_size, cfg.ffn_dim, activation, vb)?,
+        })
+    }
+
+    fn forward(&mut self, x: &Tensor) -> Result<Tensor> {
+        let x = (x + self
+            .self_attn
+            .forward(&self.self_attn_layer_norm.forward(x)?)?)?;
+        let y = self.mlp.forward(&self.final_layer_norm.forward(&x)?)?;
+        x + y
+    }
+}
+
+fn layer_norm(cfg: &OptConfig, vb: FlashVarBuilder) -> Result<LayerNorm> {
+    let (weight, bias) = (
+        vb.get(cfg.hidden_size, "weight")?,
+        vb.get(cfg.hidden_size, "bias")?,
+    );
+    Ok(LayerNorm::new(weight, bias, LAYER_NORM_EPS))
+}
+
+/// An OPT for one sequence.
+pub struct Opt {
+    embed_tokens: FlashEmbedding,
+    embed_positions: FlashEmbedding,
+    layers: Vec<DecoderLayer>,
+    final_layer_norm: LayerNorm,
+    lm_head: FlashLinear,
+    interrupt: Interrupt,
+}
+
+impl Opt {
+    /// Loads what the placement of `vb` keeps in DRAM, with room for `ctx` positions.
+    pub fn load(
+        vb: FlashVarBuilder,
+        cfg: &OptConfig,
+        ctx: usize,
+        interrupt: Interrupt,
+    ) -> Result<Self> {
+        let decoder = vb.pp("model").pp("decoder");
+        let (vocab, hidden) = (cfg.vocab_size, cfg.hidden_size);
+        let positions = cfg.max_position_embeddings + POSITION_OFFSET;
+        let embed_tokens = FlashEmbedding::load(
+            vocab,
+            hidden,
+            !cfg.tie_word_embeddings,
+            decoder.pp("embed_tokens"),
+        )?;
+        let lm_head = if cfg.tie_word_embeddings {
+            embed_tokens.tied_head()
+        } else {
+            FlashLinear::load(hidden, vocab, vb.pp("lm_head"))?
+        };
+        let layers = (0..cfg.num_hidden_layers)
+            .map(|index| DecoderLayer::load(decoder.pp("layers").pp(index), cfg, ctx));
+        Ok(Self {
+            embed_tokens,
+            embed_positions: FlashEmbedding::load(
+                positions,
+                hidden,
+                false,
+                decoder.pp("embed_positions"),
+            )?,
+            layers: layers.collect::<Result<_>>()?,
+            final_layer_norm: layer_norm(cfg, decoder.pp("final_layer_norm"))?,
+            lm_head,
+            interrupt,
+        })
+    }
+
+    /// Logits `(1, vocab_size)` after the last of `input_ids` `(1, seq)`, whose first is at `position`.
+    pub fn forward(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
+        let hidden = self.hidden_states(input_ids, position)?;
+        let last = hidden.dim(1)? - 1;
+        self.logits(&hidden.i((.., last))?)
+    }
+
+    /// The normed hidden states of all positions.
+    pub fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
+        let (_, seq) = input_ids.dims2()?;
+        let first = (position + POSITION_OFFSET) as u32;
+        let positions = Tensor::arange(first, first + seq as u32, &Device::Cpu)?.unsqueeze(0)?;
+        let mut x =
+            (self.embed_tokens.forward(input_ids)? + self.embed_positions.forward(&positions)?)?;
+        for layer in &mut self.layers {
+            self.interrupt.check()?;
+            x = layer.forward(&x)?;
+        }
+        self.final_layer_norm.forward(&x)
+    }
+
+    /// The head, on normed hidden states `(.., hidden_size)`.
+    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.lm_head.forward(hidden)
+    }
+
+    /// Starts a new sequence.
+    pub fn clear_kv_cache(&mut self) {
+        self.layers
+            .iter_mut()
+            .for_each(|layer| layer.self_attn.kv_cache.clear());
+    }
+}

@@ -1,0 +1,536 @@
+//! The budget: what is kept in DRAM, decided before anything is loaded.
+//!
+//! `Memory::Bytes` bounds the peak resident set of the whole process; `Memory::Percent` bounds the weights in
+//! DRAM (resident tensors, predictors, neuron slots), and the sum with everything else is the contract then.
+//!
+//! What a process has already (code, tokenizer, threads), vectors, predictors, KV, scratch and the stream ring
+//! come first; then one pass of slots for each layer. The head, then attention matrices, stay on flash when
+//! they do not fit beside that. What is left over becomes neuron slots, shared out by the layers' need.
+//!
+//! Invariants:
+//! - `total_bytes <= budget`, and every later allocation of a model's size is one of `lines`;
+//! - each layer has at least one pass of slots, at most one slot a neuron.
+//!
+//! Not here: allocating.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::Serialize;
+use wick_format::FfnLayer;
+
+use crate::error::{Error, Result};
+use crate::folder::FlashFolder;
+use crate::memory::{HumanBytes, Memory};
+use crate::neuron_cache::{NeuronCache, PASS_NEURONS};
+use crate::predictors::PredictorMetadata;
+use crate::selector::SelectorKind;
+use crate::var_builder::Placement;
+use crate::workspace::{workspace_bytes, CHUNK_TOKENS_MAX};
+
+/// Pages that a process still touches after planning, whatever the model: code and read-only data that the
+/// forward pass runs through, stacks of its threads, small allocations.
+const LATER_PAGES_BYTES: u64 = 1536 * 1024;
+const SLOTS_LABEL: &str = "neuron slots";
+/// Prompt tokens computed together: the first that fits.
+const CHUNK_TOKENS: [usize; 3] = [CHUNK_TOKENS_MAX, 32, 8];
+
+/// What a model needs besides its weights, and which tensors play a part of their own.
+#[derive(Clone, Debug)]
+pub struct ModelNeeds {
+    /// Positions that the KV cache holds.
+    pub ctx: usize,
+    /// Bytes of one position over all layers.
+    pub kv_position_bytes: u64,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// f32 values that one token has in flight at most, outside the FFN.
+    pub token_values: usize,
+    /// Logits of one position.
+    pub vocab_size: usize,
+    /// The token embedding's tensor.
+    pub embedding: String,
+    /// The head's tensor; the embedding's in a tied model.
+    pub head: String,
+}
+
+/// How to spend the budget.
+#[derive(Clone, Debug)]
+pub struct PlanOptions {
+    /// The bound; `None` keeps everything in DRAM.
+    pub memory: Option<Memory>,
+    /// Who chooses the neurons.
+    pub selector: SelectorKind,
+    /// See [`Placement::window_tokens`].
+    pub window_tokens: Option<usize>,
+    /// What the process holds before anything is loaded.
+    pub process_bytes: u64,
+}
+
+/// One item of the budget.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlanLine {
+    /// What it is.
+    pub label: &'static str,
+    /// How much it takes.
+    pub bytes: u64,
+}
+
+/// What will be in DRAM.
+#[derive(Clone, Debug, Serialize)]
+pub struct BudgetPlan {
+    /// The contract: what was asked for in bytes, or the sum of a plan by percent.
+    pub budget_bytes: u64,
+    /// The sum of `lines`.
+    pub total_bytes: u64,
+    /// The smallest budget that works for this model, context and selector.
+    pub floor_bytes: u64,
+    /// Weights in DRAM: resident tensors, predictors, slots.
+    pub weight_bytes: u64,
+    /// All weights of the dense model.
+    pub dense_weight_bytes: u64,
+    /// The items.
+    pub lines: Vec<PlanLine>,
+    /// Slots of each layer.
+    pub slots_per_layer: Vec<usize>,
+    /// Matrices read from flash whenever they are used.
+    pub streamed: Vec<String>,
+    /// Prompt tokens computed together.
+    pub chunk_tokens: usize,
+    /// Positions of the KV cache.
+    pub ctx: usize,
+    /// Who chooses the neurons.
+    #[serde(serialize_with = "as_text")]
+    pub selector: SelectorKind,
+    /// See [`Placement::window_tokens`].
+    pub window_tokens: Option<usize>,
+    /// Scratch to be proven available at load.
+    scratch_bytes: u64,
+}
+
+fn as_text<S: serde::Serializer>(
+    kind: &SelectorKind,
+    to: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    to.serialize_str(kind.name())
+}
+
+/// Everything but slots and streamable matrices.
+struct Fixed {
+    process: u64,
+    kv: u64,
+    scratch: u64,
+    ring: u64,
+    books: u64,
+    vectors: u64,
+    predictors: u64,
+    chunk_tokens: usize,
+}
+
+impl Fixed {
+    fn of(
+        folder: &FlashFolder,
+        needs: &ModelNeeds,
+        options: &PlanOptions,
+        chunk_tokens: usize,
+    ) -> Self {
+        let layers = &folder.manifest().layers;
+        let low_rank = options.selector == SelectorKind::LowRank;
+        let ffn = layers
+            .iter()
+            .map(|layer| layer.intermediate_size)
+            .max()
+            .unwrap_or(0);
+        let chunk = chunk_tokens.min(needs.ctx);
+        let activations = 4 * (chunk * needs.token_values + 3 * needs.vocab_size) as u64;
+        Self {
+            process: options.process_bytes + LATER_PAGES_BYTES,
+            kv: needs.kv_position_bytes * needs.ctx as u64,
+            scratch: activations + workspace_bytes(chunk, needs.hidden_size, ffn),
+            ring: folder.ring_bytes(),
+            books: layers.iter().map(books_bytes).sum(),
+            vectors: folder
+                .resident_tensors()
+                .filter(|(_, extent)| extent.shape.len() < 2)
+                // Norms and biases are kept as f32, and checked in their stored form before.
+                .map(|(_, extent)| 4 * extent.shape.iter().product::<usize>() as u64)
+                .sum(),
+            predictors: if low_rank {
+                folder.predictor_bytes()
+            } else {
+                0
+            },
+            chunk_tokens,
+        }
+    }
+
+    fn besides_weights(&self) -> u64 {
+        self.process + self.kv + self.scratch + self.ring + self.books
+    }
+
+    fn weights(&self) -> u64 {
+        self.vectors + self.predictors
+    }
+}
+
+/// Checksums, cache books and biases of one layer.
+fn books_bytes(layer: &FfnLayer) -> u64 {
+    let ffn = layer.intermediate_size;
+    NeuronCache::bookkeeping_bytes(ffn, ffn) + 4 * ffn as u64
+}
+
+/// The smallest number of slots a layer works with: one pass.
+fn slots_min(layer: &FfnLayer) -> usize {
+    layer.intermediate_size.min(PASS_NEURONS)
+}
+
+/// What is in DRAM of the streamable matrices and the slots.
+struct Weights {
+    resident_bytes: u64,
+    streamed: Vec<String>,
+    slots_per_layer: Vec<usize>,
+    slot_bytes: u64,
+}
+
+impl BudgetPlan {
+    /// Plans; an error names the floor and what makes it up when the budget is below it.
+    pub fn new(folder: &FlashFolder, needs: &ModelNeeds, options: &PlanOptions) -> Result<Self> {
+        let matrices = streamable(folder, needs);
+        let layers = &folder.manifest().layers;
+        let slots_floor: u64 = layers
+            .iter()
+            .map(|layer| (slots_min(layer) * layer.stride_bytes) as u64)
+            .sum();
+        let smallest = Fixed::of(folder, needs, options, CHUNK_TOKENS[CHUNK_TOKENS.len() - 1]);
+        let floor_bytes = smallest.besides_weights() + smallest.weights() + slots_floor;
+        let dense_weight_bytes = folder.manifest().dense_weight_bytes;
+        let fitting = |weights_of: &dyn Fn(&Fixed) -> Option<u64>| {
+            let candidates = CHUNK_TOKENS
+                .iter()
+                .map(|chunk| Fixed::of(folder, needs, options, *chunk));
+            let mut fitting = candidates.filter_map(|fixed| Some((weights_of(&fixed)?, fixed)));
+            fitting.find(|(weights, fixed)| *weights >= fixed.weights() + slots_floor)
+        };
+        let (weights_budget, fixed) = match options.memory {
+            None => fitting(&|_| Some(u64::MAX)),
+            Some(Memory::Bytes(bytes)) => {
+                fitting(&|fixed| bytes.checked_sub(fixed.besides_weights()))
+            }
+            Some(Memory::Percent(percent)) => {
+                fitting(&|_| Some((dense_weight_bytes as f64 * percent / 100.0) as u64))
+            }
+        }
+        .ok_or_else(|| {
+            below_floor(
+                &smallest,
+                slots_floor,
+                floor_bytes,
+                dense_weight_bytes,
+                options,
+            )
+        })?;
+        let need = slots_need(folder, options.selector);
+        let weights = Weights::choose(layers, &matrices, weights_budget - fixed.weights(), &need);
+        Ok(Self::sum_up(
+            folder,
+            needs,
+            options,
+            fixed,
+            weights,
+            floor_bytes,
+        ))
+    }
+
+    fn sum_up(
+        folder: &FlashFolder,
+        needs: &ModelNeeds,
+        options: &PlanOptions,
+        fixed: Fixed,
+        weights: Weights,
+        floor_bytes: u64,
+    ) -> Self {
+        let lines = vec![
+            PlanLine {
+                label: "process (code, tokenizer, threads)",
+                bytes: fixed.process,
+            },
+            PlanLine {
+                label: "resident matrices",
+                bytes: weights.resident_bytes,
+            },
+            PlanLine {
+                label: "norms and biases",
+                bytes: fixed.vectors,
+            },
+            PlanLine {
+                label: "predictors",
+                bytes: fixed.predictors,
+            },
+            PlanLine {
+                label: SLOTS_LABEL,
+                bytes: weights.slot_bytes,
+            },
+            PlanLine {
+                label: "checksums and cache books",
+                bytes: fixed.books,
+            },
+            PlanLine {
+                label: "KV cache",
+                bytes: fixed.kv,
+            },
+            PlanLine {
+                label: "stream ring",
+                bytes: fixed.ring,
+            },
+            PlanLine {
+                label: "scratch",
+                bytes: fixed.scratch,
+            },
+        ];
+        let total_bytes = lines.iter().map(|line| line.bytes).sum();
+        Self {
+            budget_bytes: match options.memory {
+                Some(Memory::Bytes(bytes)) => bytes,
+                _ => total_bytes,
+            },
+            total_bytes,
+            floor_bytes,
+            weight_bytes: fixed.weights() + weights.resident_bytes + weights.slot_bytes,
+            dense_weight_bytes: folder.manifest().dense_weight_bytes,
+            lines,
+            slots_per_layer: weights.slots_per_layer,
+            streamed: weights.streamed,
+            chunk_tokens: fixed.chunk_tokens.min(needs.ctx),
+            ctx: needs.ctx,
+            selector: options.selector,
+            window_tokens: options.window_tokens,
+            scratch_bytes: fixed.scratch,
+        }
+    }
+
+    /// The same plan with exactly `slots` slots in each layer (as far as it has neurons), whatever the budget:
+    /// for measuring what slots are worth.
+    pub fn with_slots(mut self, folder: &FlashFolder, slots: usize) -> Self {
+        let layers = &folder.manifest().layers;
+        self.slots_per_layer = layers
+            .iter()
+            .map(|layer| slots.max(2).min(layer.intermediate_size))
+            .collect();
+        let pairs = layers.iter().zip(&self.slots_per_layer);
+        let bytes: u64 = pairs
+            .map(|(layer, slots)| (slots * layer.stride_bytes) as u64)
+            .sum();
+        let line = self.lines.iter_mut().find(|line| line.label == SLOTS_LABEL);
+        let before = line.map_or(0, |line| std::mem::replace(&mut line.bytes, bytes));
+        self.total_bytes = self.total_bytes - before + bytes;
+        self.weight_bytes = self.weight_bytes - before + bytes;
+        self
+    }
+
+    /// What the layers need to know of the plan.
+    pub fn placement(&self) -> Placement {
+        Placement {
+            selector: self.selector,
+            slots_per_layer: self.slots_per_layer.clone(),
+            window_tokens: self.window_tokens,
+            streamed: self.streamed.iter().cloned().collect::<BTreeSet<_>>(),
+        }
+    }
+
+    /// Takes the planned scratch once and gives it back, so that a machine that cannot provide it says so now
+    /// and not in the middle of an answer.
+    pub fn prove_scratch(&self) {
+        // Any value but zero: zeroed memory would come from the system untouched.
+        std::hint::black_box(vec![1u8; self.scratch_bytes as usize]);
+    }
+}
+
+/// The matrices that may stay on flash, those to be given up first in front.
+fn streamable(folder: &FlashFolder, needs: &ModelNeeds) -> Vec<(String, u64)> {
+    let mut matrices: Vec<(String, u64)> = folder
+        .resident_tensors()
+        // An untied embedding is always read by rows.
+        .filter(|(name, _)| **name != needs.embedding || needs.embedding == needs.head)
+        .filter(|(_, extent)| extent.shape.len() >= 2)
+        .map(|(name, extent)| (name.clone(), extent.len_bytes))
+        .collect();
+    matrices.sort_by_key(|(name, bytes)| (*name != needs.head, std::cmp::Reverse(*bytes)));
+    matrices
+}
+
+/// Each layer's need for slots, relative to the others': what 5 tokens select, where predictors tell.
+fn slots_need(folder: &FlashFolder, selector: SelectorKind) -> Vec<f64> {
+    let layers = &folder.manifest().layers;
+    match (selector, folder.predictors()) {
+        (SelectorKind::LowRank, Some(PredictorMetadata { union_fraction, .. })) => layers
+            .iter()
+            .zip(union_fraction)
+            .map(|(layer, union)| {
+                layer.intermediate_size as f64 * f64::from(union.clamp(0.001, 1.0))
+            })
+            .collect(),
+        _ => layers
+            .iter()
+            .map(|layer| layer.intermediate_size as f64)
+            .collect(),
+    }
+}
+
+impl Weights {
+    fn choose(layers: &[FfnLayer], matrices: &[(String, u64)], budget: u64, need: &[f64]) -> Self {
+        let slots_floor: u64 = layers
+            .iter()
+            .map(|layer| (slots_min(layer) * layer.stride_bytes) as u64)
+            .sum();
+        let mut resident_bytes: u64 = matrices.iter().map(|(_, bytes)| bytes).sum();
+        let mut streamed = Vec::new();
+        for (name, bytes) in matrices {
+            if resident_bytes + slots_floor <= budget {
+                break;
+            }
+            resident_bytes -= bytes;
+            streamed.push(name.clone());
+        }
+        let slots_per_layer = share_slots(layers, budget - resident_bytes, need);
+        let slots = layers.iter().zip(&slots_per_layer);
+        let slot_bytes = slots
+            .map(|(layer, slots)| (slots * layer.stride_bytes) as u64)
+            .sum();
+        Self {
+            resident_bytes,
+            streamed,
+            slots_per_layer,
+            slot_bytes,
+        }
+    }
+}
+
+/// Shares `bytes` out: every layer its minimum, then the same multiple of its need as far as it has neurons.
+fn share_slots(layers: &[FfnLayer], bytes: u64, need: &[f64]) -> Vec<usize> {
+    let slots_at = |level: f64| -> Vec<usize> {
+        let slots = layers.iter().zip(need).map(|(layer, need)| {
+            let wanted = (need * level).min(layer.intermediate_size as f64) as usize;
+            wanted.max(slots_min(layer))
+        });
+        slots.collect()
+    };
+    let fits = |slots: &[usize]| {
+        let taken = layers
+            .iter()
+            .zip(slots)
+            .map(|(layer, slots)| (slots * layer.stride_bytes) as u64);
+        taken.sum::<u64>() <= bytes
+    };
+    let (mut low, mut high) = (0.0, 1.0);
+    while !slots_at(high)
+        .iter()
+        .zip(layers)
+        .all(|(s, l)| *s == l.intermediate_size)
+    {
+        high *= 2.0;
+    }
+    if fits(&slots_at(high)) {
+        return slots_at(high);
+    }
+    for _ in 0..64 {
+        let middle = (low + high) / 2.0;
+        if fits(&slots_at(middle)) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    let mut slots = slots_at(low);
+    // What rounding left over, a slot at a time.
+    for (index, layer) in layers.iter().enumerate() {
+        slots[index] += 1;
+        if slots[index] > layer.intermediate_size || !fits(&slots) {
+            slots[index] -= 1;
+        }
+    }
+    slots
+}
+
+fn below_floor(
+    fixed: &Fixed,
+    slots_floor: u64,
+    floor_bytes: u64,
+    dense_weight_bytes: u64,
+    options: &PlanOptions,
+) -> Error {
+    let parts = [
+        ("process", fixed.process),
+        ("KV cache", fixed.kv),
+        ("scratch", fixed.scratch),
+        ("stream ring", fixed.ring),
+        ("checksums and cache books", fixed.books),
+        ("norms and biases", fixed.vectors),
+        ("predictors", fixed.predictors),
+        ("one pass of neuron slots", slots_floor),
+    ];
+    let weights_floor = fixed.weights() + slots_floor;
+    let (budget_bytes, floor_bytes, from) = match options.memory {
+        Some(Memory::Percent(percent)) => (
+            (dense_weight_bytes as f64 * percent / 100.0) as u64,
+            weights_floor,
+            5,
+        ),
+        Some(Memory::Bytes(bytes)) => (bytes, floor_bytes, 0),
+        None => (u64::MAX, floor_bytes, 0),
+    };
+    let listed: Vec<String> = parts[from..]
+        .iter()
+        .map(|(label, bytes)| format!("{label} {}", HumanBytes(*bytes)))
+        .collect();
+    Error::BelowFloor {
+        budget_bytes,
+        floor_bytes,
+        breakdown: listed.join(", "),
+    }
+}
+
+impl fmt::Display for BudgetPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in &self.lines {
+            writeln!(
+                f,
+                "{:<36} {:>12} {:>14}",
+                line.label,
+                HumanBytes(line.bytes).to_string(),
+                line.bytes
+            )?;
+        }
+        let total = HumanBytes(self.total_bytes).to_string();
+        writeln!(
+            f,
+            "{:<36} {total:>12} {:>14}",
+            "planned peak", self.total_bytes
+        )?;
+        let floor = HumanBytes(self.floor_bytes).to_string();
+        writeln!(f, "{:<36} {floor:>12} {:>14}", "floor", self.floor_bytes)?;
+        let share = 100.0 * self.weight_bytes as f64 / self.dense_weight_bytes.max(1) as f64;
+        writeln!(
+            f,
+            "{:<36} {share:>11.1}%",
+            "weights in DRAM, of the dense model"
+        )?;
+        let (fewest, most) = (
+            self.slots_per_layer.iter().min().unwrap_or(&0),
+            self.slots_per_layer.iter().max().unwrap_or(&0),
+        );
+        write!(
+            f,
+            "{:<36} {:>12}",
+            "slots per layer",
+            format!("{fewest}..{most}")
+        )?;
+        if !self.streamed.is_empty() {
+            write!(
+                f,
+                "\nread from flash when used: {} matrices",
+                self.streamed.len()
+            )?;
+        }
+        Ok(())
+    }
+}

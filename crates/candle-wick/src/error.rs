@@ -1,0 +1,99 @@
+//! What can go wrong in this crate, and how it turns into a `candle::Error`.
+
+use std::path::PathBuf;
+
+/// The result of this crate's functions.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Trouble with a converted folder, a device or a budget; one sentence each.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A read failed, or its bytes do not match their checksum.
+    #[error(transparent)]
+    Io(#[from] wick_io::IoError),
+    /// A file of the folder does not have the form that docs/FORMAT.md gives it.
+    #[error("{}: {source}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong in it.
+        source: wick_format::FormatError,
+    },
+    /// A file of the folder could not be opened.
+    #[error("{}: {source}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The system's word.
+        source: std::io::Error,
+    },
+    /// The folder is not a finished conversion, or a file of it changed afterwards.
+    #[error("{}: {reason}", path.display())]
+    Folder {
+        /// The folder or file.
+        path: PathBuf,
+        /// What is missing or differs, with the numbers.
+        reason: String,
+    },
+    /// No such tensor.
+    #[error("tensor {name} is not in {}", path.display())]
+    MissingTensor {
+        /// Its full name.
+        name: String,
+        /// The converted folder.
+        path: PathBuf,
+    },
+    /// A tensor has another shape than the model's config asks for.
+    #[error("tensor {name} has shape {got:?}, the config asks for {expected:?}")]
+    Shape {
+        /// Its full name.
+        name: String,
+        /// The shape asked for.
+        expected: Vec<usize>,
+        /// The shape in the file.
+        got: Vec<usize>,
+    },
+    /// A name that is none of the known ones.
+    #[error("unknown {what} \"{name}\" (known: {known})")]
+    UnknownName {
+        /// What kind of name.
+        what: &'static str,
+        /// The name given.
+        name: String,
+        /// The accepted ones.
+        known: &'static str,
+    },
+    /// The budget is below what the model needs at the very least.
+    #[error(
+        "a budget of {budget_bytes} bytes is below the floor of {floor_bytes} bytes: {breakdown}"
+    )]
+    BelowFloor {
+        /// The budget given.
+        budget_bytes: u64,
+        /// The smallest budget that works.
+        floor_bytes: u64,
+        /// What makes up the floor.
+        breakdown: String,
+    },
+    /// A selector that this layer, model or folder cannot serve.
+    #[error("selector {selector}: {reason}")]
+    Selector {
+        /// Its name.
+        selector: &'static str,
+        /// Why not, and what to use instead.
+        reason: String,
+    },
+    /// An error of candle's own.
+    #[error(transparent)]
+    Candle(#[from] candle::Error),
+}
+
+impl From<Error> for candle::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Candle(error) => error,
+            other => candle::Error::wrap(other),
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! A converted folder, opened: its manifest, its files and the threads that read them.
+//!
+//! Opening checks that the conversion is finished and that every file still has the size in the manifest;
+//! bytes are checked as they are read. Nothing of a model's size is loaded here.
+//!
+//! Not here: what is kept in DRAM (`budget`), handing tensors to models (`var_builder`).
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use wick_format::{ChecksumBlocks, FfnLayer, Manifest, StoredDtype, TensorExtent, TensorIndex};
+use wick_io::{DirectIo, FlashFile, IoCounters, IoMode, Reader};
+
+use crate::error::{Error, Result};
+use crate::predictors::PredictorMetadata;
+use crate::stored::{StoredMatrix, StreamRing};
+
+/// The manifest's file name; a folder without it is no finished conversion.
+pub const MANIFEST_FILE: &str = "wick.json";
+/// Everything that is not an FFN matrix.
+pub const RESIDENT_FILE: &str = "resident.safetensors";
+/// Optional extra tensors: one low-rank predictor a layer.
+pub const PREDICTORS_FILE: &str = "predictors.safetensors";
+
+/// How files are read.
+#[derive(Clone, Debug)]
+pub struct IoOptions {
+    /// Whether reads bypass the page cache.
+    pub direct: DirectIo,
+    /// Reader threads, so the reads in flight.
+    pub threads: usize,
+}
+
+impl Default for IoOptions {
+    /// Direct where the filesystem allows it, 32 threads (the paper's number).
+    fn default() -> Self {
+        Self {
+            direct: DirectIo::Preferred,
+            threads: 32,
+        }
+    }
+}
+
+/// One safetensors file of the folder.
+pub(crate) struct TensorFile {
+    pub(crate) path: PathBuf,
+    pub(crate) file: FlashFile,
+    pub(crate) index: TensorIndex,
+}
+
+impl TensorFile {
+    fn open(path: PathBuf, direct: DirectIo) -> Result<Self> {
+        let opened = |source| Error::Open {
+            path: path.clone(),
+            source,
+        };
+        let mut plain = File::open(&path).map_err(opened)?;
+        let len_bytes = plain.metadata().map_err(opened)?.len();
+        let format = |source| Error::Format {
+            path: path.clone(),
+            source,
+        };
+        let mut first = [0; 8];
+        if len_bytes >= 8 {
+            plain.read_exact(&mut first).map_err(opened)?;
+        }
+        let header_bytes = TensorIndex::header_len_bytes(first, len_bytes).map_err(format)?;
+        let mut header = vec![0; header_bytes];
+        plain.read_exact(&mut header).map_err(opened)?;
+        let index = TensorIndex::parse(&header, len_bytes).map_err(format)?;
+        let file = FlashFile::open(&path, direct)?;
+        Ok(Self { path, file, index })
+    }
+
+    /// The values of a U32 tensor: checksums, a few bytes for each 64 KiB, so the page cache may have them.
+    fn checksums(&self, name: &str) -> Result<Vec<u32>> {
+        let extent = self
+            .index
+            .tensors
+            .get(name)
+            .ok_or_else(|| Error::MissingTensor {
+                name: name.to_owned(),
+                path: self.path.clone(),
+            })?;
+        if extent.dtype != StoredDtype::U32 {
+            let reason = format!("tensor {name} is {:?}, expected U32", extent.dtype);
+            return Err(Error::Folder {
+                path: self.path.clone(),
+                reason,
+            });
+        }
+        let opened = |source| Error::Open {
+            path: self.path.clone(),
+            source,
+        };
+        let mut bytes = vec![0; extent.len_bytes as usize];
+        File::open(&self.path)
+            .and_then(|file| file.read_exact_at(&mut bytes, extent.offset_bytes))
+            .map_err(opened)?;
+        let words = bytes.chunks_exact(4);
+        Ok(words
+            .map(|word| u32::from_le_bytes(word.try_into().expect("4 bytes")))
+            .collect())
+    }
+
+    fn matrix(&self, name: &str, extent: &TensorExtent) -> Result<StoredMatrix> {
+        let blocks =
+            ChecksumBlocks::of(&extent.shape, extent.dtype).map_err(|source| Error::Format {
+                path: self.path.clone(),
+                source,
+            })?;
+        StoredMatrix {
+            name: name.to_owned(),
+            file: self.file.clone(),
+            offset_bytes: extent.offset_bytes,
+            rows: blocks.rows,
+            row_bytes: blocks.row_bytes,
+            block_rows: blocks.block_rows,
+            checksums: self.checksums(&format!("{name}.crc32c"))?,
+        }
+        .check(&self.path)
+    }
+}
+
+struct Inner {
+    path: PathBuf,
+    manifest: Manifest,
+    reader: Reader,
+    resident: TensorFile,
+    predictors: Option<(TensorFile, PredictorMetadata)>,
+    records: BTreeMap<String, TensorFile>,
+    ring: Mutex<StreamRing>,
+    ring_bytes: u64,
+}
+
+/// An opened converted folder; clones share everything.
+#[derive(Clone)]
+pub struct FlashFolder(Arc<Inner>);
+
+impl FlashFolder {
+    /// Opens a finished conversion and checks its files' sizes against the manifest.
+    pub fn open(path: impl AsRef<Path>, io: IoOptions) -> Result<Self> {
+        let path = path.as_ref().to_owned();
+        let manifest = read_manifest(&path)?;
+        for entry in &manifest.files {
+            check_size(&path.join(&entry.name), entry.size_bytes)?;
+        }
+        let resident = TensorFile::open(path.join(RESIDENT_FILE), io.direct)?;
+        let mut records = BTreeMap::new();
+        for layer in &manifest.layers {
+            if !records.contains_key(&layer.file) {
+                let file = TensorFile::open(path.join(&layer.file), io.direct)?;
+                records.insert(layer.file.clone(), file);
+            }
+        }
+        let predictors_path = path.join(PREDICTORS_FILE);
+        let predictors = if predictors_path.exists() {
+            let file = TensorFile::open(predictors_path, io.direct)?;
+            let metadata =
+                PredictorMetadata::parse(&file.index.metadata, &manifest).map_err(|reason| {
+                    Error::Folder {
+                        path: file.path.clone(),
+                        reason,
+                    }
+                })?;
+            Some((file, metadata))
+        } else {
+            None
+        };
+        let mut block_bytes_max = 0;
+        for (name, extent) in &resident.index.tensors {
+            if !is_auxiliary(name) {
+                block_bytes_max = block_bytes_max.max(resident.matrix(name, extent)?.block_bytes());
+            }
+        }
+        let strides = manifest.layers.iter().map(|layer| layer.stride_bytes);
+        let ring = StreamRing::new(strides.fold(block_bytes_max, usize::max))?;
+        Ok(Self(Arc::new(Inner {
+            reader: Reader::new(io.threads)?,
+            ring_bytes: ring.bytes(),
+            ring: Mutex::new(ring),
+            path,
+            manifest,
+            resident,
+            predictors,
+            records,
+        })))
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Its manifest.
+    pub fn manifest(&self) -> &Manifest {
+        &self.0.manifest
+    }
+
+    /// The model's `config.json`, as it was in the source.
+    pub fn config_json(&self) -> Result<String> {
+        let path = self.0.path.join("config.json");
+        std::fs::read_to_string(&path).map_err(|source| Error::Open { path, source })
+    }
+
+    /// How the record files are really read.
+    pub fn io_mode(&self) -> IoMode {
+        let records = self.0.records.values().next();
+        records.map_or(self.0.resident.file.mode(), |file| file.file.mode())
+    }
+
+    /// Bytes and requests so far.
+    pub fn io_counters(&self) -> IoCounters {
+        self.0.reader.counters()
+    }
+
+    /// What is known of the folder's predictors, when it has some.
+    pub fn predictors(&self) -> Option<&PredictorMetadata> {
+        self.0.predictors.as_ref().map(|(_, metadata)| metadata)
+    }
+
+    pub(crate) fn reader(&self) -> &Reader {
+        &self.0.reader
+    }
+
+    pub(crate) fn ring(&self) -> MutexGuard<'_, StreamRing> {
+        // A panic while reading leaves at worst an empty ring, which the next read replaces.
+        self.0
+            .ring
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn ring_bytes(&self) -> u64 {
+        self.0.ring_bytes
+    }
+
+    /// Name, extent of every model tensor outside the record files.
+    pub(crate) fn resident_tensors(&self) -> impl Iterator<Item = (&String, &TensorExtent)> {
+        self.0
+            .resident
+            .index
+            .tensors
+            .iter()
+            .filter(|(name, _)| !is_auxiliary(name))
+    }
+
+    /// Bytes of all predictor tensors.
+    pub(crate) fn predictor_bytes(&self) -> u64 {
+        let Some((file, _)) = &self.0.predictors else {
+            return 0;
+        };
+        let tensors = file
+            .index
+            .tensors
+            .iter()
+            .filter(|(name, _)| !is_auxiliary(name));
+        tensors.map(|(_, extent)| extent.len_bytes).sum()
+    }
+
+    /// A tensor's extent, among the resident tensors or the predictors'.
+    pub(crate) fn extent(&self, name: &str) -> Option<&TensorExtent> {
+        self.tensor_file(name).map(|(_, extent)| extent)
+    }
+
+    fn tensor_file(&self, name: &str) -> Option<(&TensorFile, &TensorExtent)> {
+        let files = [
+            Some(&self.0.resident),
+            self.0.predictors.as_ref().map(|(file, _)| file),
+        ];
+        let mut found = files.into_iter().flatten().filter_map(|file| {
+            let extent = file.index.tensors.get(name)?;
+            Some((file, extent))
+        });
+        found.next()
+    }
+
+    /// A tensor outside the record files, ready to be read by rows.
+    pub(crate) fn stored_matrix(&self, name: &str) -> Result<StoredMatrix> {
+        let (file, extent) = self.tensor_file(name).ok_or_else(|| self.missing(name))?;
+        file.matrix(name, extent)
+    }
+
+    /// The records of one layer, one row a neuron.
+    pub(crate) fn records(&self, layer: &FfnLayer) -> Result<StoredMatrix> {
+        let file = &self.0.records[&layer.file];
+        let name = layer.neurons_tensor();
+        let extent = file
+            .index
+            .tensors
+            .get(&name)
+            .ok_or_else(|| self.missing(&name))?;
+        let expected = vec![layer.intermediate_size, layer.stride_bytes];
+        if extent.shape != expected || extent.dtype != StoredDtype::U8 {
+            return Err(Error::Shape {
+                name,
+                expected,
+                got: extent.shape.clone(),
+            });
+        }
+        StoredMatrix {
+            name,
+            file: file.file.clone(),
+            offset_bytes: extent.offset_bytes,
+            rows: layer.intermediate_size,
+            row_bytes: layer.stride_bytes,
+            block_rows: 1,
+            checksums: file.checksums(&layer.checksums_tensor())?,
+        }
+        .check(&file.path)
+    }
+
+    pub(crate) fn missing(&self, name: &str) -> Error {
+        Error::MissingTensor {
+            name: name.to_owned(),
+            path: self.0.path.clone(),
+        }
+    }
+}
+
+/// Padding and checksums: tensors of the format, not of the model.
+fn is_auxiliary(name: &str) -> bool {
+    name.ends_with(".pad") || name.ends_with(".crc32c")
+}
+
+fn read_manifest(folder: &Path) -> Result<Manifest> {
+    let path = folder.join(MANIFEST_FILE);
+    let json = match std::fs::read_to_string(&path) {
+        Ok(json) => json,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let reason = if folder.is_dir() {
+                format!("no {MANIFEST_FILE} here: not a converted folder, or a conversion that did not finish")
+            } else {
+                "no such folder".to_owned()
+            };
+            return Err(Error::Folder {
+                path: folder.to_owned(),
+                reason,
+            });
+        }
+        Err(source) => return Err(Error::Open { path, source }),
+    };
+    Manifest::parse(&json).map_err(|source| Error::Format { path, source })
+}
+
+fn check_size(path: &Path, expected_bytes: u64) -> Result<()> {
+    let metadata = std::fs::metadata(path).map_err(|source| Error::Open {
+        path: path.to_owned(),
+        source,
+    })?;
+    if metadata.len() != expected_bytes {
+        let reason = format!(
+            "{} bytes, the manifest says {expected_bytes}: cut short or replaced, convert again",
+            metadata.len()
+        );
+        return Err(Error::Folder {
+            path: path.to_owned(),
+            reason,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,239 @@
+//! Keys and values of one attention layer, and causal attention over them.
+//!
+//! `(kv_heads, ctx, head_dim)` f32 each, allocated once for the whole context. Scores are f32: f16 overflows
+//! there for some models. Every sum goes over positions in ascending order by one thread, so results depend
+//! neither on threads nor on how many tokens come at once.
+
+use candle::{Device, Result, Tensor};
+use rayon::prelude::*;
+use wick_kernels::{axpy, dot};
+
+use crate::rows::with_f32;
+
+/// The keys and values that one layer has seen.
+#[derive(Clone)]
+pub struct KvCache {
+    kv_heads: usize,
+    head_dim: usize,
+    ctx: usize,
+    len: usize,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl KvCache {
+    /// Room for `ctx` positions; its pages are touched now, so that memory is taken at load or not at all.
+    pub fn new(kv_heads: usize, head_dim: usize, ctx: usize) -> Self {
+        let touched = || {
+            let mut values = Vec::with_capacity(kv_heads * ctx * head_dim);
+            // Any value but zero: zeroed memory would come from the system untouched.
+            values.resize(kv_heads * ctx * head_dim, 1.0);
+            values
+        };
+        Self {
+            kv_heads,
+            head_dim,
+            ctx,
+            len: 0,
+            keys: touched(),
+            values: touched(),
+        }
+    }
+
+    /// Bytes of one position in one layer.
+    pub fn position_bytes(kv_heads: usize, head_dim: usize) -> u64 {
+        (2 * 4 * kv_heads * head_dim) as u64
+    }
+
+    /// Positions seen so far.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no position was seen yet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Adds `seq` positions: `keys` and `values` are `(1, kv_heads, seq, head_dim)`.
+    pub fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<()> {
+        let (_, kv_heads, seq, head_dim) = keys.dims4()?;
+        if keys.dims() != values.dims() || (kv_heads, head_dim) != (self.kv_heads, self.head_dim) {
+            candle::bail!(
+                "keys {:?}, values {:?} in a cache of other heads",
+                keys.dims(),
+                values.dims()
+            );
+        }
+        if self.len + seq > self.ctx {
+            candle::bail!(
+                "{} positions and {seq} more exceed the context of {}",
+                self.len,
+                self.ctx
+            );
+        }
+        for (new, kept) in [(keys, &mut self.keys), (values, &mut self.values)] {
+            with_f32(new, |new| {
+                for (head, rows) in new.chunks(seq * head_dim).enumerate() {
+                    let start = (head * self.ctx + self.len) * head_dim;
+                    kept[start..start + rows.len()].copy_from_slice(rows);
+                }
+                Ok(())
+            })?;
+        }
+        self.len += seq;
+        Ok(())
+    }
+
+    /// `softmax(scale · q kᵀ) v` for the newest `seq` positions: `q` `(1, heads, seq, head_dim)`, already
+    /// appended keys and values; query head `h` uses key head `h / (heads / kv_heads)`. Gives
+    /// `(1, seq, heads * head_dim)`.
+    pub fn causal_attention(&self, q: &Tensor, scale: f32) -> Result<Tensor> {
+        let (_, heads, seq, head_dim) = q.dims4()?;
+        if head_dim != self.head_dim || heads % self.kv_heads != 0 || seq > self.len {
+            candle::bail!(
+                "queries {:?} for {} key heads of {}",
+                q.dims(),
+                self.kv_heads,
+                self.head_dim
+            );
+        }
+        let group = heads / self.kv_heads;
+        let mut out = vec![0.0; seq * heads * head_dim];
+        with_f32(q, |q| {
+            let attend = |scores: &mut Vec<f32>, (index, out): (usize, &mut [f32])| {
+                let (token, head) = (index / heads, index % heads);
+                let q = &q[(head * seq + token) * head_dim..][..head_dim];
+                scores.resize(self.len - seq + token + 1, 0.0);
+                self.attend(head / group, q, scale, scores, out);
+            };
+            let capacity = || Vec::with_capacity(self.len);
+            out.par_chunks_mut(head_dim)
+                .enumerate()
+                .for_each_init(capacity, attend);
+            Ok(())
+        })?;
+        Tensor::from_vec(out, (1, seq, heads * head_dim), &Device::Cpu)
+    }
+
+    /// One query over the first `scores.len()` positions of one key head.
+    fn attend(&self, kv_head: usize, q: &[f32], scale: f32, scores: &mut [f32], out: &mut [f32]) {
+        let start = kv_head * self.ctx * self.head_dim;
+        let range = start..start + scores.len() * self.head_dim;
+        let mut largest = f32::NEG_INFINITY;
+        for (score, key) in scores
+            .iter_mut()
+            .zip(self.keys[range.clone()].chunks(self.head_dim))
+        {
+            *score = dot(q, key) * scale;
+            largest = largest.max(*score);
+        }
+        let mut sum = 0.0;
+        for score in scores.iter_mut() {
+            *score = (*score - largest).exp();
+            sum += *score;
+        }
+        for (score, value) in scores.iter().zip(self.values[range].chunks(self.head_dim)) {
+            axpy(score / sum, value, out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle::{DType, D};
+
+    use super::*;
+
+    fn random(shape: (usize, usize, usize, usize)) -> Tensor {
+        Tensor::randn(0f32, 1.0, shape, &Device::Cpu).unwrap()
+    }
+
+    /// The same with candle's own operations.
+    fn naive(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Tensor {
+        let (_, heads, seq, head_dim) = q.dims4().unwrap();
+        let (_, kv_heads, len, _) = k.dims4().unwrap();
+        let repeat = |x: &Tensor| {
+            let x = x.unsqueeze(2).unwrap();
+            let x = x
+                .broadcast_as((1, kv_heads, heads / kv_heads, len, head_dim))
+                .unwrap();
+            x.reshape((1, heads, len, head_dim))
+                .unwrap()
+                .contiguous()
+                .unwrap()
+        };
+        let (k, v) = (repeat(k), repeat(v));
+        let scores = (q.matmul(&k.t().unwrap().contiguous().unwrap()).unwrap() * scale).unwrap();
+        let mask: Vec<f32> = (0..seq)
+            .flat_map(|t| {
+                (0..len).map(move |p| {
+                    if p > len - seq + t {
+                        f32::NEG_INFINITY
+                    } else {
+                        0.0
+                    }
+                })
+            })
+            .collect();
+        let mask = Tensor::from_vec(mask, (1, 1, seq, len), &Device::Cpu).unwrap();
+        let weights =
+            candle_nn::ops::softmax(&scores.broadcast_add(&mask).unwrap(), D::Minus1).unwrap();
+        let out = weights.matmul(&v).unwrap().transpose(1, 2).unwrap();
+        out.reshape((1, seq, heads * head_dim)).unwrap()
+    }
+
+    #[test]
+    fn equals_masked_softmax_and_its_own_steps() {
+        let (heads, kv_heads, len, head_dim) = (6, 2, 11, 10);
+        let (q, k, v) = (
+            random((1, heads, len, head_dim)),
+            random((1, kv_heads, len, head_dim)),
+            random((1, kv_heads, len, head_dim)),
+        );
+        let mut whole = KvCache::new(kv_heads, head_dim, 16);
+        whole.append(&k, &v).unwrap();
+        let all = whole.causal_attention(&q, 0.3).unwrap();
+        let difference = (&all - naive(&q, &k, &v, 0.3)).unwrap().abs().unwrap();
+        let worst = difference
+            .flatten_all()
+            .unwrap()
+            .max(0)
+            .unwrap()
+            .to_scalar::<f32>()
+            .unwrap();
+        assert!(worst < 1e-5, "{worst}");
+
+        let mut stepped = KvCache::new(kv_heads, head_dim, len);
+        for t in 0..len {
+            let at = |x: &Tensor| x.narrow(2, t, 1).unwrap();
+            stepped.append(&at(&k), &at(&v)).unwrap();
+            let one = stepped.causal_attention(&at(&q), 0.3).unwrap();
+            let same = all.narrow(1, t, 1).unwrap();
+            let bits = |x: &Tensor| -> Vec<u32> {
+                let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
+                x.to_vec1::<f32>()
+                    .unwrap()
+                    .into_iter()
+                    .map(f32::to_bits)
+                    .collect()
+            };
+            assert_eq!(bits(&one), bits(&same), "position {t}");
+        }
+    }
+
+    #[test]
+    fn refuses_more_positions_than_the_context() {
+        let mut cache = KvCache::new(2, 4, 3);
+        let k = random((1, 2, 2, 4));
+        cache.append(&k, &k).unwrap();
+        let message = cache.append(&k, &k).unwrap_err().to_string();
+        assert!(message.contains("context of 3"), "{message}");
+        assert_eq!(cache.len(), 2);
+    }
+}

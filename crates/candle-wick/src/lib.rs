@@ -1,0 +1,49 @@
+//! Candle layers whose feed-forward weights stay on flash.
+//!
+//! A converted folder ([`FlashFolder`]) holds a model's FFN as one record a neuron. [`FlashMlp`] reads the
+//! records that a token needs into a cache of slots and multiplies only those; it is a `candle_nn::Module`.
+//! [`FlashLinear`] and [`FlashEmbedding`] keep their weight in DRAM or stream it, as the [`BudgetPlan`] says.
+//! [`FlashVarBuilder`] leads to all of them by the names of the Hugging Face checkpoint.
+//!
+//! Not here: the format of the folder (`wick-format`), reading (`wick-io`), products (`wick-kernels`), whole
+//! models (`candle-wick-models`), making folders (`candle-wick-convert`).
+#![forbid(unsafe_code)]
+
+mod activation;
+mod budget;
+mod embedding;
+mod error;
+mod folder;
+mod kv_cache;
+mod linear;
+mod matrix;
+mod memory;
+mod mlp;
+mod neuron_cache;
+mod neurons;
+mod predictors;
+mod rows;
+mod selector;
+mod stats;
+mod stored;
+mod var_builder;
+mod workspace;
+
+pub use activation::Activation;
+pub use budget::{BudgetPlan, ModelNeeds, PlanLine, PlanOptions};
+pub use embedding::FlashEmbedding;
+pub use error::{Error, Result};
+pub use folder::{FlashFolder, IoOptions, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE};
+pub use kv_cache::KvCache;
+pub use linear::FlashLinear;
+pub use memory::{HumanBytes, Memory};
+pub use mlp::FlashMlp;
+pub use neuron_cache::{NeuronCache, StepPlan, PASS_NEURONS};
+pub use predictors::PredictorMetadata;
+pub use selector::SelectorKind;
+pub use stats::FfnStats;
+pub use var_builder::{FlashVarBuilder, Placement};
+pub use wick_io::{
+    available_memory_bytes, current_rss_bytes, peak_rss_bytes, DirectIo, IoCounters, IoMode,
+};
+pub use workspace::FfnRecorder;

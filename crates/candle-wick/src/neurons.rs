@@ -1,0 +1,154 @@
+//! The neurons of one layer: where their records lie, and what is computed from a record.
+//!
+//! A record is a gate row (gated layers), an up row and a down column, each `hidden` long. A neuron's
+//! coefficient is `act(gate) * up` or `act(up)`; the layer's output is the sum of coefficient times down
+//! column. Biases are small and stay in DRAM.
+//!
+//! Not here: which neurons (`selector`), which slots (`neuron_cache`).
+
+use wick_format::{Dtype, FfnLayer, RecordLayout};
+use wick_io::{SlotBuffer, SlotRead, Ticket};
+use wick_kernels::{dot_rows, WeightDtype};
+
+use crate::activation::Activation;
+use crate::error::Result;
+use crate::folder::FlashFolder;
+use crate::matrix::Matrix;
+use crate::stored::StoredMatrix;
+use crate::workspace::sized;
+
+/// One layer's records and biases.
+pub(crate) struct LayerNeurons {
+    pub(crate) folder: FlashFolder,
+    pub(crate) layer: FfnLayer,
+    pub(crate) records: StoredMatrix,
+    pub(crate) layout: RecordLayout,
+    pub(crate) dtype: WeightDtype,
+    pub(crate) activation: Activation,
+    gate_bias: Option<Vec<f32>>,
+    up_bias: Option<Vec<f32>>,
+    pub(crate) down_bias: Option<Vec<f32>>,
+}
+
+impl LayerNeurons {
+    pub(crate) fn load(
+        folder: &FlashFolder,
+        layer: FfnLayer,
+        activation: Activation,
+    ) -> Result<Self> {
+        let vector = |name: &Option<String>, len: usize| -> Result<Option<Vec<f32>>> {
+            let load = |name: &String| Matrix::load(folder, name, &[len], false)?.to_f32();
+            name.as_ref().map(load).transpose()
+        };
+        Ok(Self {
+            folder: folder.clone(),
+            records: folder.records(&layer)?,
+            layout: layer.record_layout(),
+            dtype: kernel_dtype(layer.dtype),
+            activation,
+            gate_bias: vector(&layer.gate_bias, layer.intermediate_size)?,
+            up_bias: vector(&layer.up_bias, layer.intermediate_size)?,
+            down_bias: vector(&layer.down_bias, layer.hidden_size)?,
+            layer,
+        })
+    }
+
+    /// Where the record of `neuron` lies, to be read into `slot`.
+    pub(crate) fn read_into(&self, neuron: u32, slot: usize) -> SlotRead {
+        SlotRead {
+            slot,
+            offset_bytes: self.records.offset_bytes
+                + u64::from(neuron) * self.layer.stride_bytes as u64,
+            len_bytes: self.layer.stride_bytes,
+            crc32c: Some(self.records.checksums[neuron as usize]),
+        }
+    }
+
+    /// Starts reading `reads` into `buffer`.
+    pub(crate) fn submit(&self, buffer: SlotBuffer, reads: &[SlotRead]) -> Ticket {
+        self.folder
+            .reader()
+            .submit(buffer, &self.records.file, reads)
+    }
+
+    /// The pre-activations that decide whether neurons are active (the gate's in a gated layer), bias
+    /// included: `out[r * tokens + t]` for the neurons `neuron(r)` with records `record(r)`.
+    pub(crate) fn deciding<'a>(
+        &self,
+        count: usize,
+        neuron: impl Fn(usize) -> u32,
+        record: impl Fn(usize) -> &'a [u8] + Sync,
+        x: Rows<'_>,
+        out: &mut Vec<f32>,
+    ) {
+        let range = self.layout.gate_range().unwrap_or(self.layout.up_range());
+        let bias = if self.layout.gated {
+            &self.gate_bias
+        } else {
+            &self.up_bias
+        };
+        let out = sized(out, count * x.tokens);
+        dot_rows(
+            self.dtype,
+            count,
+            |r| &record(r)[range.clone()],
+            x.values,
+            x.tokens,
+            out,
+        );
+        add_bias(out, x.tokens, bias, neuron);
+    }
+
+    /// The `up` factors of a gated layer, bias included, laid out as [`Self::deciding`].
+    pub(crate) fn up_factors<'a>(
+        &self,
+        count: usize,
+        neuron: impl Fn(usize) -> u32,
+        record: impl Fn(usize) -> &'a [u8] + Sync,
+        x: Rows<'_>,
+        out: &mut Vec<f32>,
+    ) {
+        let range = self.layout.up_range();
+        let out = sized(out, count * x.tokens);
+        dot_rows(
+            self.dtype,
+            count,
+            |r| &record(r)[range.clone()],
+            x.values,
+            x.tokens,
+            out,
+        );
+        add_bias(out, x.tokens, &self.up_bias, neuron);
+    }
+}
+
+/// The inputs of a step, `(tokens, hidden)` in row-major order.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub(crate) tokens: usize,
+    pub(crate) values: &'a [f32],
+}
+
+fn add_bias(
+    out: &mut [f32],
+    tokens: usize,
+    bias: &Option<Vec<f32>>,
+    neuron: impl Fn(usize) -> u32,
+) {
+    let Some(bias) = bias else {
+        return;
+    };
+    for (r, values) in out.chunks_mut(tokens.max(1)).enumerate() {
+        let bias = bias[neuron(r) as usize];
+        values.iter_mut().for_each(|value| *value += bias);
+    }
+}
+
+/// The kernels' name of a record's dtype.
+pub(crate) fn kernel_dtype(dtype: Dtype) -> WeightDtype {
+    match dtype {
+        Dtype::F32 => WeightDtype::F32,
+        Dtype::F16 => WeightDtype::F16,
+        Dtype::Bf16 => WeightDtype::Bf16,
+    }
+}

@@ -1,0 +1,101 @@
+//! What `predictors.safetensors` says of itself, beside the tensors.
+//!
+//! One low-rank pair a layer, `<mlp prefix>.predictor.down.weight` `(rank, hidden)` and
+//! `<mlp prefix>.predictor.up.weight` `(intermediate, rank)` with `.up.bias` `(intermediate)`: neuron `i` is
+//! selected when `(up (down x) + bias)_i >= threshold`. Lists have one number a layer.
+//!
+//! Not here: using them (`selector`), making them (`candle-wick-convert`).
+
+use std::collections::BTreeMap;
+
+use wick_format::Manifest;
+
+/// The metadata of a predictor file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PredictorMetadata {
+    /// Hash of the model that they were made for: the manifest's `model_hash`.
+    pub model_hash: String,
+    /// What they look at; only `ffn_input` is known: the FFN's own input.
+    pub input: String,
+    /// Activation between the two matrices; only `none` is known.
+    pub between: String,
+    /// Selected when the score reaches this.
+    pub thresholds: Vec<f32>,
+    /// Share of truly active neurons that were selected, on text not used for the fit.
+    pub recall: Vec<f32>,
+    /// Share of the layer's neurons selected per token, on the same text.
+    pub selected_fraction: Vec<f32>,
+    /// Share of the layer's neurons selected by any of 5 consecutive tokens: the need for slots.
+    pub union_fraction: Vec<f32>,
+}
+
+impl PredictorMetadata {
+    /// As string pairs for a safetensors header.
+    pub fn to_map(&self) -> BTreeMap<String, String> {
+        let list = |values: &[f32]| {
+            let texts: Vec<String> = values.iter().map(|value| format!("{value}")).collect();
+            texts.join(" ")
+        };
+        [
+            ("model_hash", self.model_hash.clone()),
+            ("input", self.input.clone()),
+            ("between", self.between.clone()),
+            ("thresholds", list(&self.thresholds)),
+            ("recall", list(&self.recall)),
+            ("selected_fraction", list(&self.selected_fraction)),
+            ("union_fraction", list(&self.union_fraction)),
+        ]
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect()
+    }
+
+    /// Reads them back for the model of `manifest`; the error is a reason without the file's name.
+    pub fn parse(map: &BTreeMap<String, String>, manifest: &Manifest) -> Result<Self, String> {
+        let text = |key: &str| {
+            map.get(key)
+                .cloned()
+                .ok_or(format!("metadata lacks \"{key}\""))
+        };
+        let list = |key: &str| -> Result<Vec<f32>, String> {
+            let text = text(key)?;
+            let values: Result<Vec<f32>, _> = text.split_whitespace().map(str::parse).collect();
+            let values =
+                values.map_err(|_| format!("metadata \"{key}\" is not a list of numbers"))?;
+            if values.len() != manifest.layers.len() || values.iter().any(|value| value.is_nan()) {
+                let (got, expected) = (values.len(), manifest.layers.len());
+                return Err(format!(
+                    "metadata \"{key}\": {got} numbers for {expected} layers, or a NaN"
+                ));
+            }
+            Ok(values)
+        };
+        let metadata = Self {
+            model_hash: text("model_hash")?,
+            input: text("input")?,
+            between: text("between")?,
+            thresholds: list("thresholds")?,
+            recall: list("recall")?,
+            selected_fraction: list("selected_fraction")?,
+            union_fraction: list("union_fraction")?,
+        };
+        if metadata.model_hash != manifest.model_hash {
+            let (made_for, here) = (&metadata.model_hash, &manifest.model_hash);
+            return Err(format!(
+                "made for model {made_for}, this one is {here}: fit them again"
+            ));
+        }
+        if metadata.input != "ffn_input" || metadata.between != "none" {
+            let (input, between) = (&metadata.input, &metadata.between);
+            return Err(format!(
+                "input \"{input}\" with \"{between}\" between is not supported"
+            ));
+        }
+        Ok(metadata)
+    }
+
+    /// Mean over the layers, 0 for none.
+    pub fn mean(values: &[f32]) -> f32 {
+        values.iter().sum::<f32>() / values.len().max(1) as f32
+    }
+}

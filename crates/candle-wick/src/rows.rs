@@ -1,0 +1,37 @@
+//! Between candle tensors and rows of f32 in CPU memory.
+
+use candle::{DType, Device, Result, Storage, Tensor, D};
+
+/// Calls `f(rows, values)` with `x` `(.., width)` as `rows` rows of f32 and gives its result, `(rows, out_width)`
+/// values in row-major order, the leading dimensions, dtype and device of `x`.
+pub(crate) fn map_rows(
+    x: &Tensor,
+    out_width: usize,
+    f: impl FnOnce(usize, &[f32]) -> Result<Vec<f32>>,
+) -> Result<Tensor> {
+    let mut shape = x.dims().to_vec();
+    let width = x.dim(D::Minus1)?;
+    let rows = x.elem_count().checked_div(width).unwrap_or(0);
+    let values = with_f32(x, |values| f(rows, values))?;
+    if let Some(last) = shape.last_mut() {
+        *last = out_width;
+    }
+    Tensor::from_vec(values, shape, &Device::Cpu)?
+        .to_dtype(x.dtype())?
+        .to_device(x.device())
+}
+
+/// Calls `f` with the values of `x` in row-major order; no copy when `x` already is contiguous f32 on the CPU.
+pub(crate) fn with_f32<T>(x: &Tensor, f: impl FnOnce(&[f32]) -> Result<T>) -> Result<T> {
+    let x = x
+        .to_device(&Device::Cpu)?
+        .to_dtype(DType::F32)?
+        .contiguous()?;
+    let (storage, layout) = x.storage_and_layout();
+    let Storage::Cpu(storage) = &*storage else {
+        candle::bail!("a tensor moved to the CPU is not there");
+    };
+    let values = storage.as_slice::<f32>()?;
+    let start = layout.start_offset();
+    f(&values[start..start + layout.shape().elem_count()])
+}

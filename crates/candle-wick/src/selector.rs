@@ -1,0 +1,253 @@
+//! Who is needed: the neurons that each token of a step uses.
+//!
+//! `Dense` takes all, `Oracle` the truly active ones (it reads the whole layer to know them: tests and upper
+//! bounds), `LowRank` those whose predicted score reaches the layer's threshold ("LLM in a flash", 3.1).
+//!
+//! Not here: whether a selected neuron must be read (`neuron_cache`).
+
+use std::fmt;
+use std::str::FromStr;
+
+use wick_kernels::dot_rows;
+
+use crate::error::{Error, Result};
+use crate::matrix::Matrix;
+use crate::neurons::{LayerNeurons, Rows};
+use crate::var_builder::FlashVarBuilder;
+use crate::workspace::{pass_neurons, sized, Scores, CHUNK_TOKENS_MAX};
+
+/// The name of a selector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SelectorKind {
+    /// Every neuron.
+    Dense,
+    /// The truly active neurons of a ReLU-family layer, found by reading all of it.
+    Oracle,
+    /// The neurons that a low-rank predictor expects to be active.
+    LowRank,
+}
+
+impl SelectorKind {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dense => "dense",
+            Self::Oracle => "oracle",
+            Self::LowRank => "lowrank",
+        }
+    }
+}
+
+impl fmt::Display for SelectorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for SelectorKind {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "dense" => Ok(Self::Dense),
+            "oracle" => Ok(Self::Oracle),
+            "lowrank" => Ok(Self::LowRank),
+            _ => Err(Error::UnknownName {
+                what: "selector",
+                name: name.to_owned(),
+                known: "dense, oracle, lowrank",
+            }),
+        }
+    }
+}
+
+/// The neurons of a step: the union over its tokens, and which token wants which.
+#[derive(Debug, Default)]
+pub(crate) struct Selection {
+    /// Ascending ids.
+    pub(crate) neurons: Vec<u32>,
+    /// For each of them, bit `t` when token `t` selected it.
+    pub(crate) wanted_by: Vec<u128>,
+}
+
+impl Selection {
+    fn clear(&mut self) {
+        self.neurons.clear();
+        self.wanted_by.clear();
+    }
+
+    fn push(&mut self, neuron: u32, wanted_by: u128) {
+        if wanted_by != 0 {
+            self.neurons.push(neuron);
+            self.wanted_by.push(wanted_by);
+        }
+    }
+
+    /// How many tokens ago the neuron at `position` was wanted last, in a step of `tokens` tokens.
+    pub(crate) fn last_use(&self, position: usize, tokens: usize) -> usize {
+        let newest = (u128::BITS - 1 - self.wanted_by[position].leading_zeros()) as usize;
+        tokens - 1 - newest
+    }
+
+    /// Neurons selected, summed over tokens.
+    pub(crate) fn selected_count(&self) -> u64 {
+        self.wanted_by
+            .iter()
+            .map(|tokens| u64::from(tokens.count_ones()))
+            .sum()
+    }
+}
+
+/// The selector of one layer.
+pub(crate) enum Selector {
+    Dense,
+    Oracle,
+    LowRank(LowRank),
+}
+
+/// `up (down x) + bias >= threshold`, matrices in DRAM in their stored dtype.
+pub(crate) struct LowRank {
+    down: Matrix,
+    up: Matrix,
+    bias: Vec<f32>,
+    threshold: f32,
+}
+
+impl Selector {
+    /// The placement's selector for the layer `vb` is at; refused where it cannot be exact or is not there.
+    pub(crate) fn load(vb: &FlashVarBuilder, index: usize, neurons: &LayerNeurons) -> Result<Self> {
+        let kind = vb.placement().selector;
+        let activation = neurons.activation;
+        let refuse = |reason: String| {
+            Err(Error::Selector {
+                selector: kind.name(),
+                reason,
+            })
+        };
+        if kind == SelectorKind::Dense {
+            return Ok(Self::Dense);
+        }
+        if !activation.is_relu_like() {
+            return refuse(format!(
+                "activation {} is never exactly zero, so no neuron can be skipped; use dense \
+                 (dip, for such models, is not there yet)",
+                activation.name()
+            ));
+        }
+        if kind == SelectorKind::Oracle {
+            return Ok(Self::Oracle);
+        }
+        let Some(metadata) = vb.folder().predictors() else {
+            return refuse(format!(
+                "{} has no predictors.safetensors; make it with `wick predictor fit`",
+                vb.folder().path().display()
+            ));
+        };
+        let layer = &neurons.layer;
+        let name = format!("{}.predictor.down.weight", layer.prefix);
+        let extent = vb
+            .folder()
+            .extent(&name)
+            .ok_or_else(|| vb.folder().missing(&name))?;
+        let rank = extent.shape.first().copied().unwrap_or(0);
+        let predictor = vb.pp("predictor");
+        Ok(Self::LowRank(LowRank {
+            down: predictor
+                .pp("down")
+                .matrix(&[rank, layer.hidden_size], "weight")?,
+            up: predictor
+                .pp("up")
+                .matrix(&[layer.intermediate_size, rank], "weight")?,
+            bias: predictor.pp("up").values(layer.intermediate_size, "bias")?,
+            threshold: metadata.thresholds[index],
+        }))
+    }
+
+    /// Puts the neurons that the tokens of `x` need into `selection`.
+    pub(crate) fn select(
+        &self,
+        neurons: &LayerNeurons,
+        x: Rows<'_>,
+        scores: &mut Scores,
+        selection: &mut Selection,
+    ) -> Result<()> {
+        assert!(x.tokens <= CHUNK_TOKENS_MAX, "a step has one bit a token");
+        selection.clear();
+        match self {
+            Self::Dense => {
+                let everyone = u128::MAX >> (CHUNK_TOKENS_MAX - x.tokens);
+                for neuron in 0..neurons.layer.intermediate_size as u32 {
+                    selection.push(neuron, everyone);
+                }
+                Ok(())
+            }
+            Self::Oracle => truly_active(neurons, x, scores, selection),
+            Self::LowRank(predictor) => predictor.select(x, scores, selection),
+        }
+    }
+}
+
+/// Reads the whole layer and selects what is active: the same dot products as the layer itself computes.
+fn truly_active(
+    neurons: &LayerNeurons,
+    x: Rows<'_>,
+    scores: &mut Scores,
+    selection: &mut Selection,
+) -> Result<()> {
+    let stride = neurons.layer.stride_bytes;
+    let folder = &neurons.folder;
+    let all = 0..neurons.layer.intermediate_size;
+    let mut ring = folder.ring();
+    neurons
+        .records
+        .for_each_rows(folder.reader(), &mut ring, all, |ids, bytes| {
+            let record = |r: usize| &bytes[r * stride..(r + 1) * stride];
+            let id = |r: usize| (ids.start + r) as u32;
+            neurons.deciding(ids.len(), id, record, x, &mut scores.values);
+            for (r, values) in scores.values.chunks(x.tokens).take(ids.len()).enumerate() {
+                selection.push(
+                    id(r),
+                    tokens_where(values, |value| neurons.activation.is_active(value)),
+                );
+            }
+            Ok(())
+        })
+}
+
+impl LowRank {
+    fn select(&self, x: Rows<'_>, scores: &mut Scores, selection: &mut Selection) -> Result<()> {
+        let (tokens, rank) = (x.tokens, self.down.rows());
+        let query = sized(&mut scores.query, rank * tokens);
+        self.down.product(x.values, tokens, query)?;
+        let by_token = sized(&mut scores.query_by_token, rank * tokens);
+        for (r, values) in query.chunks(tokens).enumerate() {
+            for (token, value) in values.iter().enumerate() {
+                by_token[token * rank + r] = *value;
+            }
+        }
+        let (dtype, row_bytes, rows) = self
+            .up
+            .resident_rows()
+            .expect("predictors are never streamed");
+        let block = pass_neurons(tokens);
+        for (index, biases) in self.bias.chunks(block).enumerate() {
+            let first = index * block;
+            let row = |r: usize| &rows[(first + r) * row_bytes..(first + r + 1) * row_bytes];
+            let values = sized(&mut scores.values, biases.len() * tokens);
+            dot_rows(dtype, biases.len(), row, by_token, tokens, values);
+            for (r, (values, bias)) in values.chunks(tokens).zip(biases).enumerate() {
+                let wanted_by = tokens_where(values, |score| score + bias >= self.threshold);
+                selection.push((first + r) as u32, wanted_by);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn tokens_where(values: &[f32], wanted: impl Fn(f32) -> bool) -> u128 {
+    let tokens = values
+        .iter()
+        .enumerate()
+        .filter(|(_, value)| wanted(**value));
+    tokens.fold(0, |bits, (token, _)| bits | 1 << token)
+}

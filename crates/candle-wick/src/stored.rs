@@ -1,0 +1,216 @@
+//! A matrix as it lies in a file of the folder, read by rows through a ring of buffers.
+//!
+//! Rows are `row_bytes` long and follow each other; every `block_rows` of them share one crc32c, so reads
+//! go by whole blocks and each block is checked before anybody sees a row of it. Neuron records are such a
+//! matrix too, with one checksum a row.
+//!
+//! Invariant: what `for_each_rows` hands out is verified; the next group is being read meanwhile.
+//!
+//! Not here: what the rows mean.
+
+use std::ops::Range;
+use std::path::Path;
+
+use wick_io::{FlashFile, Reader, SlotBuffer, SlotRead, Ticket};
+
+use crate::error::{Error, Result};
+
+/// Slots in each half of the ring; one half is read while the other is in use.
+const HALF_SLOTS: usize = 4;
+/// Bytes of rows that a slot should hold, before room for alignment.
+const SLOT_PAYLOAD_BYTES: usize = 256 * 1024;
+/// A block of rows that would need more than this in one buffer is refused.
+const BLOCK_BYTES_MAX: usize = 4 * 1024 * 1024;
+const PAGE_BYTES: usize = 4096;
+
+/// Two halves of a buffer through which matrices are read in order.
+pub(crate) struct StreamRing {
+    buffer: Option<SlotBuffer>,
+    slot_bytes: usize,
+}
+
+impl StreamRing {
+    /// A ring for blocks of at most `block_bytes_max` bytes.
+    pub(crate) fn new(block_bytes_max: usize) -> Result<Self> {
+        let slot_bytes = Self::slot_bytes(block_bytes_max);
+        let buffer = Some(SlotBuffer::new(2 * HALF_SLOTS, slot_bytes)?);
+        Ok(Self { buffer, slot_bytes })
+    }
+
+    fn slot_bytes(block_bytes_max: usize) -> usize {
+        // An aligned superset reaches at most one page beyond either end.
+        block_bytes_max
+            .max(SLOT_PAYLOAD_BYTES)
+            .next_multiple_of(PAGE_BYTES)
+            + 2 * PAGE_BYTES
+    }
+
+    /// Bytes that the ring takes.
+    pub(crate) fn bytes(&self) -> u64 {
+        (2 * HALF_SLOTS * self.slot_bytes) as u64
+    }
+}
+
+/// One matrix in a file.
+pub(crate) struct StoredMatrix {
+    pub(crate) name: String,
+    pub(crate) file: FlashFile,
+    pub(crate) offset_bytes: u64,
+    pub(crate) rows: usize,
+    pub(crate) row_bytes: usize,
+    pub(crate) block_rows: usize,
+    pub(crate) checksums: Vec<u32>,
+}
+
+/// The blocks that one slot takes at one time.
+struct Group {
+    rows: Range<usize>,
+    /// Where the first row lies in the slot.
+    skip_bytes: usize,
+    read: SlotRead,
+}
+
+impl StoredMatrix {
+    /// Refuses a matrix whose blocks are too long to be buffered, or whose checksums are not one a block.
+    pub(crate) fn check(self, path: &Path) -> Result<Self> {
+        let block_bytes = self.block_bytes();
+        let reason = if block_bytes > BLOCK_BYTES_MAX {
+            format!(
+                "tensor {}: blocks of {block_bytes} bytes, at most {BLOCK_BYTES_MAX}",
+                self.name
+            )
+        } else if self.checksums.len() != self.rows.div_ceil(self.block_rows) {
+            format!(
+                "tensor {}: {} checksums for {} rows in blocks of {}",
+                self.name,
+                self.checksums.len(),
+                self.rows,
+                self.block_rows
+            )
+        } else {
+            return Ok(self);
+        };
+        Err(Error::Folder {
+            path: path.to_owned(),
+            reason,
+        })
+    }
+
+    /// Bytes of one full block of rows.
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.block_rows
+            .min(self.rows)
+            .saturating_mul(self.row_bytes)
+    }
+
+    /// Bytes of the matrix.
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.rows * self.row_bytes
+    }
+
+    /// Reads `rows` in order and calls `consume(rows, bytes)` with verified groups of whole rows.
+    pub(crate) fn for_each_rows(
+        &self,
+        reader: &Reader,
+        ring: &mut StreamRing,
+        rows: Range<usize>,
+        mut consume: impl FnMut(Range<usize>, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        debug_assert!(rows.end <= self.rows);
+        let mut next = rows.start / self.block_rows * self.block_rows;
+        let mut half = 0;
+        let groups = self.groups(&mut next, rows.end, half, ring.slot_bytes);
+        let buffer = match ring.buffer.take() {
+            Some(buffer) => buffer,
+            // A read that failed half-way took the buffer with it.
+            None => SlotBuffer::new(2 * HALF_SLOTS, ring.slot_bytes)?,
+        };
+        let mut ready = self.submit(reader, buffer, groups);
+        loop {
+            let (groups, ticket) = ready;
+            let (buffer, result) = ticket.wait();
+            if let Err(error) = result {
+                ring.buffer = Some(buffer);
+                return Err(error.into());
+            }
+            if groups.is_empty() {
+                ring.buffer = Some(buffer);
+                return Ok(());
+            }
+            half = 1 - half;
+            let following = self.groups(&mut next, rows.end, half, ring.slot_bytes);
+            ready = self.submit(reader, buffer, following);
+            for group in &groups {
+                let bytes = &ready.1.slot(group.read.slot)[group.skip_bytes..];
+                let bytes = &bytes[..group.rows.len() * self.row_bytes];
+                self.verify(group, bytes)?;
+                let wanted = group.rows.start.max(rows.start)..group.rows.end.min(rows.end);
+                let first = (wanted.start - group.rows.start) * self.row_bytes;
+                let wanted_bytes = wanted.len() * self.row_bytes;
+                consume(wanted, &bytes[first..first + wanted_bytes])?;
+            }
+        }
+    }
+
+    fn submit(
+        &self,
+        reader: &Reader,
+        buffer: SlotBuffer,
+        groups: Vec<Group>,
+    ) -> (Vec<Group>, Ticket) {
+        let reads: Vec<SlotRead> = groups.iter().map(|group| group.read).collect();
+        let ticket = reader.submit(buffer, &self.file, &reads);
+        (groups, ticket)
+    }
+
+    /// The next groups, one a slot of `half`, from block start `next` up to the block that holds `end`.
+    fn groups(&self, next: &mut usize, end: usize, half: usize, slot_bytes: usize) -> Vec<Group> {
+        let alignment = self.file.alignment_bytes() as u64;
+        let block_bytes = (self.block_rows * self.row_bytes).max(1);
+        let blocks = ((slot_bytes - 2 * PAGE_BYTES) / block_bytes).max(1);
+        let mut groups = Vec::with_capacity(HALF_SLOTS);
+        while *next < end && groups.len() < HALF_SLOTS {
+            // Up to the end of the last block wanted, which may be shorter at the end of the matrix.
+            let last = end.next_multiple_of(self.block_rows).min(self.rows);
+            let rows = *next..last.min(*next + blocks * self.block_rows);
+            let start_bytes = self.offset_bytes + (rows.start * self.row_bytes) as u64;
+            let aligned_bytes = start_bytes / alignment * alignment;
+            let skip_bytes = (start_bytes - aligned_bytes) as usize;
+            let read = SlotRead {
+                slot: half * HALF_SLOTS + groups.len(),
+                offset_bytes: aligned_bytes,
+                len_bytes: skip_bytes + rows.len() * self.row_bytes,
+                crc32c: None,
+            };
+            *next = rows.end;
+            groups.push(Group {
+                rows,
+                skip_bytes,
+                read,
+            });
+        }
+        groups
+    }
+
+    fn verify(&self, group: &Group, bytes: &[u8]) -> Result<()> {
+        let block_bytes = (self.block_rows * self.row_bytes).max(1);
+        let first_block = group.rows.start / self.block_rows;
+        for (index, block) in bytes.chunks(block_bytes).enumerate() {
+            let expected = self.checksums[first_block + index];
+            let got = crc32c::crc32c(block);
+            if got != expected {
+                let row = group.rows.start + index * self.block_rows;
+                let offset_bytes = self.offset_bytes + (row * self.row_bytes) as u64;
+                return Err(Error::Folder {
+                    path: self.file.path().to_owned(),
+                    reason: format!(
+                        "tensor {}: checksum mismatch at offset {offset_bytes}: \
+                         crc32c {got:08x}, expected {expected:08x}",
+                        self.name
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+}

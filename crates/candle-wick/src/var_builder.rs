@@ -1,0 +1,295 @@
+//! A `VarBuilder` over a converted folder that also knows where the neurons are.
+//!
+//! Paths and names are those of the Hugging Face checkpoint. `get` gives small tensors as f32; matrices go to
+//! [`FlashLinear`](crate::FlashLinear), [`FlashEmbedding`](crate::FlashEmbedding) and
+//! [`FlashMlp`](crate::FlashMlp), which ask the [`Placement`] what stays in DRAM. `dense()` is candle's own
+//! `VarBuilder` over the same folder.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use candle::{DType, Device, Shape, Tensor};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::VarBuilder;
+use wick_format::FfnLayer;
+
+use crate::error::{Error, Result};
+use crate::folder::FlashFolder;
+use crate::matrix::Matrix;
+use crate::selector::SelectorKind;
+use crate::stats::FfnStats;
+use crate::workspace::{FfnRecorder, Workspace};
+
+/// What a model's layers keep in DRAM and how they choose neurons.
+#[derive(Clone, Debug)]
+pub struct Placement {
+    /// Who chooses the neurons.
+    pub selector: SelectorKind,
+    /// Slots of each layer's neuron cache, in the manifest's order.
+    pub slots_per_layer: Vec<usize>,
+    /// Drop a neuron when none of this many tokens used it; `None` keeps it until its slot is wanted.
+    pub window_tokens: Option<usize>,
+    /// Matrices that are read from flash whenever they are used, by full name.
+    pub streamed: BTreeSet<String>,
+}
+
+impl Placement {
+    /// Everything in DRAM, each neuron once it was read.
+    pub fn resident(folder: &FlashFolder, selector: SelectorKind) -> Self {
+        let slots = folder
+            .manifest()
+            .layers
+            .iter()
+            .map(|layer| layer.intermediate_size);
+        Self {
+            selector,
+            slots_per_layer: slots.collect(),
+            window_tokens: None,
+            streamed: BTreeSet::new(),
+        }
+    }
+}
+
+/// A place in a checkpoint's tree of names; cheap to clone.
+#[derive(Clone)]
+pub struct FlashVarBuilder {
+    folder: FlashFolder,
+    placement: Arc<Placement>,
+    /// One scratch for all layers, which take turns.
+    workspace: Arc<Mutex<Workspace>>,
+    prefix: String,
+}
+
+impl FlashVarBuilder {
+    /// The root of the tree.
+    ///
+    /// # Panics
+    /// When `placement` was made for another number of layers.
+    pub fn new(folder: &FlashFolder, placement: Placement) -> Self {
+        assert_eq!(
+            placement.slots_per_layer.len(),
+            folder.manifest().layers.len()
+        );
+        let workspace = Workspace::new(folder.manifest().layers.len());
+        Self {
+            folder: folder.clone(),
+            placement: Arc::new(placement),
+            workspace: Arc::new(Mutex::new(workspace)),
+            prefix: String::new(),
+        }
+    }
+
+    /// One step down the tree, as in candle's `VarBuilder`.
+    pub fn pp(&self, name: impl ToString) -> Self {
+        Self {
+            prefix: self.path(&name.to_string()),
+            ..self.clone()
+        }
+    }
+
+    /// Where in the tree this is.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The folder behind it.
+    pub fn folder(&self) -> &FlashFolder {
+        &self.folder
+    }
+
+    /// What each FFN loaded from here did so far, in the manifest's order.
+    pub fn ffn_stats(&self) -> Vec<FfnStats> {
+        lock(&self.workspace).stats.clone()
+    }
+
+    /// Starts counting anew.
+    pub fn reset_ffn_stats(&self) {
+        lock(&self.workspace).stats.fill(FfnStats::default());
+    }
+
+    /// Shows the inputs of every FFN loaded from here to `recorder` from now on, or to nobody.
+    pub fn record_ffn_inputs(&self, recorder: Option<FfnRecorder>) {
+        lock(&self.workspace).recorder = recorder;
+    }
+
+    pub(crate) fn workspace(&self) -> &Arc<Mutex<Workspace>> {
+        &self.workspace
+    }
+
+    pub(crate) fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    fn path(&self, name: &str) -> String {
+        if self.prefix.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{}.{name}", self.prefix)
+        }
+    }
+
+    /// Whether there is a tensor of this name, FFN matrices included.
+    pub fn contains_tensor(&self, name: &str) -> bool {
+        let path = self.path(name);
+        self.folder.extent(&path).is_some() || ffn_matrix(&self.folder, &path).is_some()
+    }
+
+    /// A tensor as f32 on the CPU.
+    pub fn get(&self, shape: impl Into<Shape>, name: &str) -> Result<Tensor> {
+        let shape = shape.into();
+        let matrix = Matrix::load(&self.folder, &self.path(name), shape.dims(), false)?;
+        Ok(Tensor::from_vec(matrix.to_f32()?, shape, &Device::Cpu)?)
+    }
+
+    /// A vector as f32.
+    pub(crate) fn values(&self, len: usize, name: &str) -> Result<Vec<f32>> {
+        Matrix::load(&self.folder, &self.path(name), &[len], false)?.to_f32()
+    }
+
+    /// A matrix, in DRAM or streamed as the placement says.
+    pub(crate) fn matrix(&self, shape: &[usize], name: &str) -> Result<Matrix> {
+        let path = self.path(name);
+        let resident = !self.placement.streamed.contains(&path);
+        Matrix::load(&self.folder, &path, shape, resident)
+    }
+
+    /// A matrix that stays on flash.
+    pub(crate) fn matrix_on_flash(&self, shape: &[usize], name: &str) -> Result<Matrix> {
+        Matrix::load(&self.folder, &self.path(name), shape, false)
+    }
+
+    /// The FFN records of the layer at this place, with its index in the manifest.
+    pub(crate) fn ffn_layer(&self) -> Result<(usize, FfnLayer)> {
+        let layers = self.folder.manifest().layers.iter().enumerate();
+        let mut found = layers.filter(|(_, layer)| layer.prefix == self.prefix);
+        let (index, layer) = found
+            .next()
+            .ok_or_else(|| self.folder.missing(&self.path("neurons")))?;
+        Ok((index, layer.clone()))
+    }
+
+    /// Candle's own `VarBuilder` over the same folder, from its root: dense tensors, rebuilt from the records
+    /// where needed, so that any candle model loads unchanged. In f32 on the CPU until `to_dtype` and
+    /// `set_device` say otherwise.
+    pub fn dense(&self) -> VarBuilder<'static> {
+        let backend = DenseBackend {
+            folder: self.folder.clone(),
+        };
+        VarBuilder::from_backend(Box::new(backend), DType::F32, Device::Cpu)
+    }
+}
+
+/// The scratch holds nothing between steps, so one left behind by a panic is as good as any.
+pub(crate) fn lock(workspace: &Mutex<Workspace>) -> MutexGuard<'_, Workspace> {
+    workspace
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Which of the three matrices of a layer a name means.
+#[derive(Clone, Copy)]
+enum FfnPart {
+    Gate,
+    Up,
+    Down,
+}
+
+fn ffn_matrix<'a>(folder: &'a FlashFolder, name: &str) -> Option<(&'a FfnLayer, FfnPart)> {
+    folder.manifest().layers.iter().find_map(|layer| {
+        let part = if layer.gate.as_deref() == Some(name) {
+            FfnPart::Gate
+        } else if layer.up == name {
+            FfnPart::Up
+        } else if layer.down == name {
+            FfnPart::Down
+        } else {
+            return None;
+        };
+        Some((layer, part))
+    })
+}
+
+struct DenseBackend {
+    folder: FlashFolder,
+}
+
+impl DenseBackend {
+    fn tensor(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        if let Some((layer, part)) = ffn_matrix(&self.folder, name) {
+            return self.ffn_tensor(layer, part, dtype, device);
+        }
+        let extent = self
+            .folder
+            .extent(name)
+            .ok_or_else(|| self.folder.missing(name))?;
+        let shape = extent.shape.clone();
+        let values = Matrix::load(&self.folder, name, &shape, false)?.to_f32()?;
+        Ok(Tensor::from_vec(values, shape, &Device::Cpu)?
+            .to_dtype(dtype)?
+            .to_device(device)?)
+    }
+
+    fn ffn_tensor(
+        &self,
+        layer: &FfnLayer,
+        part: FfnPart,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let layout = layer.record_layout();
+        let (hidden, ffn) = (layer.hidden_size, layer.intermediate_size);
+        let range = match part {
+            FfnPart::Gate => layout.gate_range().expect("only gated layers name a gate"),
+            FfnPart::Up => layout.up_range(),
+            FfnPart::Down => layout.down_range(),
+        };
+        let kernel_dtype = crate::neurons::kernel_dtype(layer.dtype);
+        let mut values = vec![0.0; ffn * hidden];
+        let records = self.folder.records(layer)?;
+        let mut ring = self.folder.ring();
+        records.for_each_rows(self.folder.reader(), &mut ring, 0..ffn, |neurons, bytes| {
+            let rows = bytes.chunks(layer.stride_bytes);
+            for (record, values) in rows.zip(values[neurons.start * hidden..].chunks_mut(hidden)) {
+                wick_kernels::widen(kernel_dtype, &record[range.clone()], values);
+            }
+            Ok(())
+        })?;
+        let tensor = Tensor::from_vec(values, (ffn, hidden), &Device::Cpu)?.to_dtype(dtype)?;
+        let tensor = match part {
+            FfnPart::Down => tensor.t()?.contiguous()?,
+            FfnPart::Gate | FfnPart::Up => tensor,
+        };
+        Ok(tensor.to_device(device)?)
+    }
+}
+
+impl SimpleBackend for DenseBackend {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        _: candle_nn::Init,
+        dtype: DType,
+        device: &Device,
+    ) -> candle::Result<Tensor> {
+        let tensor = self.tensor(name, dtype, device)?;
+        if tensor.shape() != &shape {
+            let (expected, got) = (shape.into_dims(), tensor.dims().to_vec());
+            return Err(Error::Shape {
+                name: name.to_owned(),
+                expected,
+                got,
+            }
+            .into());
+        }
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle::Result<Tensor> {
+        Ok(self.tensor(name, dtype, device)?)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.folder.extent(name).is_some() || ffn_matrix(&self.folder, name).is_some()
+    }
+}

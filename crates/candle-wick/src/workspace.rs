@@ -1,0 +1,71 @@
+//! The scratch that all FFN layers of a model share, one step at a time; reused, so steps do not allocate.
+
+use wick_io::SlotRead;
+use wick_kernels::Accumulator;
+
+use crate::selector::Selection;
+use crate::stats::FfnStats;
+
+/// Tokens of one step at most: one bit each in [`Selection`].
+pub(crate) const CHUNK_TOKENS_MAX: usize = 128;
+/// Activations (neurons times tokens) of one pass at most.
+const PASS_ACTIVATIONS: usize = 1 << 18;
+/// Neurons of one pass at most, so that reads of the next pass overlap the sums of this one.
+const PASS_NEURONS_MAX: usize = 2048;
+
+/// Called with a layer's place in the manifest and its inputs `(tokens, hidden)` before each step.
+pub type FfnRecorder = Box<dyn FnMut(usize, &[f32]) + Send>;
+
+/// Buffers of a step, and every layer's counters.
+#[derive(Default)]
+pub(crate) struct Workspace {
+    pub(crate) selection: Selection,
+    pub(crate) scores: Scores,
+    pub(crate) positions: Vec<u32>,
+    pub(crate) reads: Vec<SlotRead>,
+    pub(crate) gate: Vec<f32>,
+    pub(crate) up: Vec<f32>,
+    pub(crate) coefficients: Vec<f32>,
+    pub(crate) sums: Accumulator,
+    pub(crate) stats: Vec<FfnStats>,
+    pub(crate) recorder: Option<FfnRecorder>,
+}
+
+/// What selectors compute with.
+#[derive(Default)]
+pub(crate) struct Scores {
+    pub(crate) query: Vec<f32>,
+    pub(crate) query_by_token: Vec<f32>,
+    pub(crate) values: Vec<f32>,
+}
+
+impl Workspace {
+    pub(crate) fn new(layer_count: usize) -> Self {
+        Self {
+            stats: vec![FfnStats::default(); layer_count],
+            ..Self::default()
+        }
+    }
+}
+
+/// Neurons of one pass when `tokens` tokens are computed together.
+pub(crate) fn pass_neurons(tokens: usize) -> usize {
+    (PASS_ACTIVATIONS / tokens.max(1)).min(PASS_NEURONS_MAX)
+}
+
+/// Bytes that the scratch grows to for steps of `tokens` tokens in layers of at most these sizes.
+pub(crate) fn workspace_bytes(tokens: usize, hidden_size: usize, intermediate_size: usize) -> u64 {
+    let pass = pass_neurons(tokens).min(intermediate_size);
+    let activations = 4 * 4 * pass * tokens; // gate, up, coefficients, scores
+    let selection = intermediate_size * (4 + 16) + pass * (4 + size_of::<SlotRead>());
+    (activations + selection + 4 * tokens * hidden_size) as u64
+}
+
+/// Makes `buffer` hold `len` values without growing it beyond that.
+pub(crate) fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len {
+        buffer.reserve_exact(len - buffer.len());
+        buffer.resize(len, 0.0);
+    }
+    &mut buffer[..len]
+}

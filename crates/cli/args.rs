@@ -1,0 +1,274 @@
+//! Flags that commands share, and the opened model that they lead to.
+//!
+//! `LoadArgs` is what was typed; `OpenedModel` is checked, and knows how to load.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{ensure, Context, Result};
+use candle_wick::{DirectIo, FlashFolder, IoOptions, Memory, SelectorKind};
+use candle_wick_models::{Interrupt, LoadOptions, WickTokenizer};
+use clap::{Args, ValueEnum};
+
+use crate::demo;
+
+/// A converted folder and how to read it.
+#[derive(Args, Debug)]
+pub(crate) struct FolderArgs {
+    /// Converted folder, or `demo` for the small model inside this program
+    #[arg(value_name = "MODEL")]
+    path: PathBuf,
+
+    /// How files are read: `auto` is direct where the filesystem allows it
+    #[arg(long, value_name = "MODE", default_value = "auto")]
+    io: IoChoice,
+
+    /// Reads in flight at once
+    #[arg(long, value_name = "COUNT", default_value_t = IoOptions::default().threads)]
+    io_threads: usize,
+}
+
+/// Whether reads bypass the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum IoChoice {
+    Auto,
+    Direct,
+    Buffered,
+}
+
+/// A converted folder, and how to keep it in memory.
+#[derive(Args, Debug)]
+pub(crate) struct ModelArgs {
+    #[command(flatten)]
+    folder: FolderArgs,
+
+    /// Budget: `4GiB` bounds the whole process, `60%` the share of the weights in memory [default: what is free]
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Memory>,
+
+    /// Who chooses the neurons: dense, oracle or lowrank [default: lowrank where the folder has predictors, else
+    /// dense]
+    #[arg(long, value_name = "NAME")]
+    selector: Option<SelectorKind>,
+
+    /// Drop a neuron that none of the last COUNT tokens used [default: when its place is wanted]
+    #[arg(long, value_name = "COUNT", value_parser = positive)]
+    window: Option<usize>,
+
+    /// Positions of the KV cache [default: 512, or the model's longest]
+    #[arg(long, value_name = "TOKENS")]
+    ctx: Option<usize>,
+
+    /// Keep exactly COUNT neurons of each layer, whatever the budget: for measuring
+    #[arg(long, value_name = "COUNT", value_parser = positive, conflicts_with = "memory")]
+    slots: Option<usize>,
+
+    /// Threads that compute [default: one a core]
+    #[arg(long, value_name = "COUNT", value_parser = positive)]
+    threads: Option<usize>,
+}
+
+/// What is known before anything of a model's size is loaded.
+pub(crate) struct OpenedModel {
+    pub(crate) folder: FlashFolder,
+    /// Loaded first, so that the plan counts it.
+    pub(crate) tokenizer: Option<WickTokenizer>,
+    pub(crate) options: LoadOptions,
+}
+
+impl FolderArgs {
+    pub(crate) fn is_demo(&self) -> bool {
+        self.path == Path::new("demo")
+    }
+
+    pub(crate) fn open(&self) -> Result<FlashFolder> {
+        let path = if self.is_demo() {
+            demo::folder()?
+        } else {
+            self.path.clone()
+        };
+        Ok(FlashFolder::open(path, self.io_options())?)
+    }
+
+    fn io_options(&self) -> IoOptions {
+        IoOptions {
+            direct: match self.io {
+                IoChoice::Auto => DirectIo::Preferred,
+                IoChoice::Direct => DirectIo::Required,
+                IoChoice::Buffered => DirectIo::Off,
+            },
+            threads: self.io_threads,
+        }
+    }
+}
+
+impl ModelArgs {
+    pub(crate) fn is_demo(&self) -> bool {
+        self.folder.is_demo()
+    }
+
+    /// Opens the folder and its tokenizer.
+    pub(crate) fn open(&self, interrupt: Interrupt) -> Result<OpenedModel> {
+        if let Some(threads) = self.threads {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            pool.build_global()
+                .with_context(|| format!("starting {threads} threads"))?;
+        }
+        let folder = self.folder.open()?;
+        Ok(OpenedModel {
+            tokenizer: WickTokenizer::load(folder.path())?,
+            options: self.options(interrupt),
+            folder,
+        })
+    }
+
+    fn options(&self, interrupt: Interrupt) -> LoadOptions {
+        let is_bounded = self.memory.is_some() || self.slots.is_some();
+        let default = (self.is_demo() && !is_bounded).then_some(demo::MEMORY);
+        LoadOptions {
+            memory: self.memory.or(default),
+            ctx: self.ctx,
+            selector: self.selector,
+            window_tokens: self.window,
+            slots_per_layer: self.slots,
+            io: self.folder.io_options(),
+            interrupt,
+        }
+    }
+}
+
+impl OpenedModel {
+    /// Refuses a text that cannot be computed, before anything of a model's size is loaded.
+    pub(crate) fn check_length(&self, ids: &[u32]) -> Result<()> {
+        let ctx = candle_wick_models::plan(&self.folder, &self.options)?.ctx;
+        ensure!(
+            !ids.is_empty(),
+            "the text has 0 tokens, a model needs at least 1"
+        );
+        ensure!(
+            ids.len() <= ctx,
+            "the text has {} tokens, the context {ctx}: shorten the text or raise --ctx",
+            ids.len()
+        );
+        Ok(())
+    }
+}
+
+/// Token ids as typed: numbers with commas or spaces between them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TokenIds(pub(crate) Vec<u32>);
+
+impl FromStr for TokenIds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let words = text.split(|c: char| c == ',' || c.is_whitespace());
+        let ids = words.filter(|word| !word.is_empty()).map(|word| {
+            word.parse()
+                .map_err(|_| format!("\"{word}\" is no token id; write 1,2,3"))
+        });
+        Ok(Self(ids.collect::<Result<_, _>>()?))
+    }
+}
+
+impl fmt::Display for TokenIds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<String> = self.0.iter().map(u32::to_string).collect();
+        f.write_str(&words.join(","))
+    }
+}
+
+/// A count of at least one.
+pub(crate) fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".to_owned()),
+        Ok(count) => Ok(count),
+        Err(_) => Err("not a whole number".to_owned()),
+    }
+}
+
+/// A part of a whole, as a number.
+pub(crate) fn share(text: &str) -> Result<f64, String> {
+    number(
+        text,
+        |value| value > 0.0 && value <= 1.0,
+        "more than 0 and at most 1",
+    )
+}
+
+/// A finite number that is `good`.
+pub(crate) fn number(text: &str, is_good: fn(f64) -> bool, good: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && is_good(value) => Ok(value),
+        Ok(_) => Err(format!("must be {good}")),
+        Err(_) => Err("not a number".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        model: ModelArgs,
+    }
+
+    fn options(line: &str) -> Result<LoadOptions, clap::Error> {
+        let words = ["wick"].into_iter().chain(line.split_whitespace());
+        Command::try_parse_from(words).map(|command| command.model.options(Interrupt::new()))
+    }
+
+    #[test]
+    fn flags_become_load_options() {
+        let line =
+            "m --memory 1.5GiB --selector oracle --window 4 --ctx 32 --io direct --io-threads 8";
+        let all = options(line).unwrap();
+        assert_eq!(all.memory, Some(Memory::Bytes(3 << 29)));
+        assert_eq!(all.selector, Some(SelectorKind::Oracle));
+        assert_eq!((all.window_tokens, all.ctx), (Some(4), Some(32)));
+        assert_eq!((all.io.direct, all.io.threads), (DirectIo::Required, 8));
+        let none = options("m").unwrap();
+        assert_eq!((none.memory, none.selector, none.ctx), (None, None, None));
+        assert_eq!(none.io.direct, DirectIo::Preferred);
+    }
+
+    #[test]
+    fn the_demo_has_a_budget_of_its_own() {
+        assert_eq!(options("demo").unwrap().memory, Some(demo::MEMORY));
+        let asked = options("demo --memory 80%").unwrap();
+        assert_eq!(asked.memory, Some(Memory::Percent(80.0)));
+        assert_eq!(options("demo --slots 256").unwrap().memory, None);
+        assert_eq!(options("./demo").unwrap().memory, None);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for flags in [
+            "--memory lots",
+            "--memory 0%",
+            "--selector best",
+            "--window 0",
+            "--threads 0",
+            "--slots 0",
+            "--slots 9 --memory 50%",
+            "--io none",
+        ] {
+            assert!(options(&format!("m {flags}")).is_err(), "{flags}");
+        }
+        assert!(options("").is_err());
+    }
+
+    #[test]
+    fn ids_are_numbers_with_anything_between() {
+        assert_eq!("1,2, 3".parse(), Ok(TokenIds(vec![1, 2, 3])));
+        assert_eq!("".parse(), Ok(TokenIds(Vec::new())));
+        assert_eq!(TokenIds(vec![4, 5]).to_string(), "4,5");
+        assert!("1,x".parse::<TokenIds>().unwrap_err().contains("\"x\""));
+        assert!("-1".parse::<TokenIds>().is_err());
+    }
+}

@@ -1,0 +1,190 @@
+//! `wick convert`: a checkpoint in, a folder out.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{bail, Result};
+use candle_wick::{HumanBytes, Memory};
+use candle_wick_convert::{convert, ConvertOptions, ConvertProgress, ConvertReport};
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::output;
+
+/// Names of ignored tensors shown; checkpoints may have hundreds.
+const IGNORED_SHOWN: usize = 8;
+
+#[derive(Args, Debug)]
+pub(crate) struct ConvertArgs {
+    /// Hugging Face folder: config.json and safetensors files
+    #[arg(value_name = "SRC")]
+    source: PathBuf,
+
+    /// Folder to write; one that is unfinished is taken up where it stopped
+    out: PathBuf,
+
+    /// Element type of all weights [default: as stored]
+    #[arg(long)]
+    dtype: Option<DtypeChoice>,
+
+    /// Activation to write into the folder's config, for checkpoints whose own is wrong
+    #[arg(long, value_name = "NAME")]
+    activation: Option<String>,
+
+    /// Start another file of FFN records beyond this size [default: 1GiB]
+    #[arg(long, value_name = "SIZE")]
+    file_size: Option<Memory>,
+
+    /// Print errors only
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum DtypeChoice {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl DtypeChoice {
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+impl ConvertArgs {
+    fn options(&self) -> Result<ConvertOptions> {
+        let default = ConvertOptions::default();
+        Ok(ConvertOptions {
+            dtype: self
+                .dtype
+                .map(|dtype| dtype.name().try_into())
+                .transpose()?,
+            activation: self.activation.clone(),
+            max_file_bytes: match self.file_size {
+                None => default.max_file_bytes,
+                Some(Memory::Bytes(bytes)) => bytes,
+                Some(Memory::Percent(_)) => {
+                    bail!("--file-size takes a size such as 512MiB, no share")
+                }
+            },
+        })
+    }
+}
+
+pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode> {
+    let options = args.options()?;
+    let bar = progress_bar(args.quiet);
+    let on_progress = |progress: ConvertProgress<'_>| {
+        bar.set_length(progress.total_bytes);
+        bar.set_position(progress.done_bytes);
+        bar.set_message(progress.step.to_owned());
+    };
+    let report = convert(&args.source, &args.out, &options, &on_progress);
+    bar.finish_and_clear();
+    let report = report?;
+    if !args.quiet {
+        output::print(&summary(args, &report))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Bytes done and left on stderr, where that is a terminal.
+fn progress_bar(is_quiet: bool) -> ProgressBar {
+    let target = if is_quiet {
+        ProgressDrawTarget::hidden()
+    } else {
+        ProgressDrawTarget::stderr()
+    };
+    let style =
+        "{bar:32} {bytes:>10} of {total_bytes}  {binary_bytes_per_sec}  {eta} left  {wide_msg}";
+    let bar = ProgressBar::with_draw_target(None, target);
+    match ProgressStyle::with_template(style) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+fn summary(args: &ConvertArgs, report: &ConvertReport) -> String {
+    let mut lines = vec![format!(
+        "{}: {} layers, {} of FFN records, {} resident, {} files",
+        args.out.display(),
+        report.layers,
+        HumanBytes(report.ffn_bytes),
+        HumanBytes(report.resident_bytes),
+        report.files.len() + 1
+    )];
+    lines.extend(report.notes.iter().map(|note| format!("note: {note}")));
+    let ignored = &report.ignored_tensors;
+    if !ignored.is_empty() {
+        let shown = ignored[..ignored.len().min(IGNORED_SHOWN)].join(", ");
+        let more = ignored.len().saturating_sub(IGNORED_SHOWN);
+        let more = if more > 0 {
+            format!(" and {more} more")
+        } else {
+            String::new()
+        };
+        lines.push(format!("ignored {} tensors: {shown}{more}", ignored.len()));
+    }
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        convert: ConvertArgs,
+    }
+
+    fn options(flags: &[&str]) -> Result<ConvertOptions> {
+        let words = ["wick", "src", "out"].iter().chain(flags);
+        Command::try_parse_from(words)?.convert.options()
+    }
+
+    #[test]
+    fn flags_become_options() {
+        assert_eq!(options(&[]).unwrap(), ConvertOptions::default());
+        let all = options(&[
+            "--dtype",
+            "bf16",
+            "--activation",
+            "relu",
+            "--file-size",
+            "2MiB",
+        ])
+        .unwrap();
+        assert_eq!(all.dtype.map(|dtype| dtype.name()), Some("bf16"));
+        assert_eq!(
+            (all.activation.as_deref(), all.max_file_bytes),
+            (Some("relu"), 2 << 20)
+        );
+        assert!(options(&["--dtype", "int3"]).is_err());
+        assert!(options(&["--file-size", "50%"]).is_err());
+    }
+
+    #[test]
+    fn the_summary_shows_some_of_many_ignored_tensors() {
+        let Command { convert } = Command::parse_from(["wick", "src", "out"]);
+        let report = ConvertReport {
+            files: Vec::new(),
+            layers: 2,
+            resident_bytes: 1024,
+            ffn_bytes: 2048,
+            ignored_tensors: (0..10).map(|index| format!("t{index}")).collect(),
+            notes: vec!["written before".to_owned()],
+        };
+        let summary = summary(&convert, &report);
+        assert!(summary.contains("ignored 10 tensors: t0, t1,") && summary.contains("and 2 more"));
+        assert!(summary.contains("\nnote: written before\n"));
+    }
+}

@@ -1,0 +1,239 @@
+//! `wick inspect`: what is in a converted folder.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use candle_wick::{
+    FlashFolder, HumanBytes, IoMode, PredictorMetadata, PREDICTORS_FILE, RESIDENT_FILE,
+};
+use clap::Args;
+use serde::Serialize;
+
+use crate::args::FolderArgs;
+use crate::output;
+
+#[derive(Args, Debug)]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    folder: FolderArgs,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// A converted folder in figures.
+#[derive(Serialize)]
+struct Inspection {
+    path: String,
+    model_type: String,
+    /// Of the FFN records.
+    dtype: &'static str,
+    model_hash: String,
+    has_tokenizer: bool,
+    io_mode: &'static str,
+    io_alignment_bytes: usize,
+    dense_weight_bytes: u64,
+    /// Records with their padding.
+    ffn_bytes: u64,
+    /// Padding alone.
+    ffn_padding_bytes: u64,
+    resident_bytes: u64,
+    predictor_bytes: u64,
+    layers: Vec<Layer>,
+    files: Vec<File>,
+}
+
+/// The FFN of one layer.
+#[derive(Serialize)]
+struct Layer {
+    prefix: String,
+    file: String,
+    /// Matrices with a row in each record, in their order there.
+    record: Vec<&'static str>,
+    hidden_size: usize,
+    intermediate_size: usize,
+    record_bytes: usize,
+    stride_bytes: usize,
+    predictor: Option<Predictor>,
+}
+
+/// What the predictor of a layer did on text that it was not fitted on.
+#[derive(Serialize)]
+struct Predictor {
+    threshold: f32,
+    recall: f32,
+    selected_fraction: f32,
+    union_fraction: f32,
+}
+
+#[derive(Serialize)]
+struct File {
+    name: String,
+    bytes: u64,
+}
+
+pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
+    let inspection = Inspection::of(&args.folder.open()?)?;
+    if args.json {
+        output::print_json(&inspection)?;
+    } else {
+        output::print(&format!("{inspection}\n"))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Inspection {
+    fn of(folder: &FlashFolder) -> Result<Self> {
+        let manifest = folder.manifest();
+        let mut files: Vec<File> = manifest
+            .files
+            .iter()
+            .map(|file| File {
+                name: file.name.clone(),
+                bytes: file.size_bytes,
+            })
+            .collect();
+        let mut predictor_bytes = 0;
+        if folder.predictors().is_some() {
+            let path = folder.path().join(PREDICTORS_FILE);
+            let found = std::fs::metadata(&path).with_context(|| path.display().to_string())?;
+            predictor_bytes = found.len();
+            files.push(File {
+                name: PREDICTORS_FILE.to_owned(),
+                bytes: predictor_bytes,
+            });
+        }
+        let layers = layers(folder);
+        let ffn = |bytes: fn(&Layer) -> usize| -> u64 {
+            layers
+                .iter()
+                .map(|layer| (layer.intermediate_size * bytes(layer)) as u64)
+                .sum()
+        };
+        let (io_mode, io_alignment_bytes) = match folder.io_mode() {
+            IoMode::Direct { alignment_bytes } => ("direct", alignment_bytes),
+            IoMode::Buffered => ("buffered", 1),
+        };
+        Ok(Self {
+            path: folder.path().display().to_string(),
+            model_type: manifest.model_type.clone(),
+            dtype: manifest.dtype.name(),
+            model_hash: manifest.model_hash.clone(),
+            has_tokenizer: folder.path().join("tokenizer.json").exists(),
+            io_mode,
+            io_alignment_bytes,
+            dense_weight_bytes: manifest.dense_weight_bytes,
+            ffn_bytes: ffn(|layer| layer.stride_bytes),
+            ffn_padding_bytes: ffn(|layer| layer.stride_bytes - layer.record_bytes),
+            resident_bytes: files
+                .iter()
+                .find(|file| file.name == RESIDENT_FILE)
+                .map_or(0, |file| file.bytes),
+            predictor_bytes,
+            layers,
+            files,
+        })
+    }
+}
+
+fn layers(folder: &FlashFolder) -> Vec<Layer> {
+    let layers = folder.manifest().layers.iter().enumerate();
+    let layers = layers.map(|(index, layer)| {
+        let layout = layer.record_layout();
+        let predictor = |found: &PredictorMetadata| Predictor {
+            threshold: found.thresholds[index],
+            recall: found.recall[index],
+            selected_fraction: found.selected_fraction[index],
+            union_fraction: found.union_fraction[index],
+        };
+        Layer {
+            prefix: layer.prefix.clone(),
+            file: layer.file.clone(),
+            record: if layout.gated {
+                vec!["gate", "up", "down"]
+            } else {
+                vec!["up", "down"]
+            },
+            hidden_size: layer.hidden_size,
+            intermediate_size: layer.intermediate_size,
+            record_bytes: layout.record_bytes(),
+            stride_bytes: layer.stride_bytes,
+            predictor: folder.predictors().map(predictor),
+        }
+    });
+    layers.collect()
+}
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tokenizer = if self.has_tokenizer {
+            "with tokenizer"
+        } else {
+            "no tokenizer: use --ids"
+        };
+        writeln!(f, "{:<12}{}", "folder", self.path)?;
+        writeln!(
+            f,
+            "{:<12}{}, {} layers, {}, {tokenizer}",
+            "model",
+            self.model_type,
+            self.layers.len(),
+            self.dtype
+        )?;
+        if let Some(layer) = self.layers.first() {
+            writeln!(
+                f,
+                "{:<12}{} of {} values, {} + {} B padding",
+                "record",
+                layer.record.join(" + "),
+                layer.hidden_size,
+                HumanBytes(layer.record_bytes as u64),
+                layer.stride_bytes - layer.record_bytes
+            )?;
+        }
+        let alignment = match self.io_mode {
+            "direct" => format!(", {} B aligned", self.io_alignment_bytes),
+            _ => String::new(),
+        };
+        writeln!(f, "{:<12}{}{alignment}", "reads", self.io_mode)?;
+        let parts = [
+            ("all weights", self.dense_weight_bytes),
+            ("FFN records", self.ffn_bytes),
+            ("  padding", self.ffn_padding_bytes),
+            ("resident", self.resident_bytes),
+            ("predictors", self.predictor_bytes),
+        ];
+        for (label, bytes) in parts {
+            writeln!(f, "{label:<12}{:>10}", HumanBytes(bytes).to_string())?;
+        }
+        writeln!(f, "files")?;
+        for file in &self.files {
+            writeln!(
+                f,
+                "  {:>10}  {}",
+                HumanBytes(file.bytes).to_string(),
+                file.name
+            )?;
+        }
+        write!(
+            f,
+            "layer  neurons  predictor: recall  selected  by any of 5 tokens"
+        )?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            write!(f, "\n{index:>5}  {:>7}", layer.intermediate_size)?;
+            match &layer.predictor {
+                Some(predictor) => write!(
+                    f,
+                    "{:>19.3}  {:>6.1} %  {:>16.1} %",
+                    predictor.recall,
+                    100.0 * predictor.selected_fraction,
+                    100.0 * predictor.union_fraction
+                )?,
+                None => write!(f, "{:>19}", "-")?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,78 @@
+//! The `wick` command: from what was typed to one of the command files to an exit status.
+//!
+//! Exit status: 0 done (also when the reader of a pipe left), 1 with one line on stderr, 2 for wrong usage,
+//! 130 after Ctrl-C. Text and figures that were asked for go to stdout, everything else to stderr.
+
+mod args;
+mod convert;
+mod demo;
+mod inspect;
+mod interrupt;
+mod output;
+mod plan;
+mod predictor;
+mod prompt;
+mod report;
+mod run;
+mod score;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Run language models that do not fit in memory: feed-forward weights stay on flash.
+#[derive(Parser, Debug)]
+#[command(name = "wick", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Turn a Hugging Face checkpoint into a folder that `run` reads from flash
+    Convert(convert::ConvertArgs),
+    /// Write on from a prompt, inside a memory budget
+    Run(run::RunArgs),
+    /// Show what a model would keep in memory, and load nothing
+    Plan(plan::PlanArgs),
+    /// Show what is in a converted folder
+    Inspect(inspect::InspectArgs),
+    /// Show how likely a model finds a text
+    Score(score::ScoreArgs),
+    /// Make the predictors that let a model skip neurons
+    Predictor(predictor::PredictorArgs),
+    /// Write the embedded model into a folder; `run demo` starts this by itself
+    #[command(hide = true)]
+    PrepareDemo(demo::PrepareDemoArgs),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Convert(args) => convert::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Score(args) => score::run(&args),
+        Command::Predictor(args) => predictor::run(&args),
+        Command::PrepareDemo(args) => demo::prepare(&args),
+    };
+    match done {
+        Ok(status) => status,
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::complain(&output::one_line(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,27 @@
+#![doc = include_str!("../../../docs/FORMAT.md")]
+#![forbid(unsafe_code)]
+
+mod checksum;
+mod dtype;
+mod error;
+mod hash;
+mod header;
+mod index;
+mod layer;
+mod layout;
+mod manifest;
+mod record;
+
+pub use checksum::ChecksumBlocks;
+pub use dtype::{Dtype, StoredDtype};
+pub use error::FormatError;
+pub use hash::{crc32c, FileHasher};
+pub use header::{header_len_bytes, RawHeader, RawTensor, HEADER_LEN_MAX};
+pub use index::{TensorExtent, TensorIndex, ALIGNMENT_BYTES};
+pub use layer::{FfnLayer, Layout};
+pub use layout::{FileLayout, TensorSpec};
+pub use manifest::{
+    is_plain_file_name, FileEntry, Manifest, FORMAT_VERSION, MANIFEST_FILE, PREDICTORS_FILE,
+    RESIDENT_FILE,
+};
+pub use record::{RecordLayout, SIZE_MAX, STRIDE_UNIT_BYTES};

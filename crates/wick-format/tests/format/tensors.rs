@@ -1,0 +1,217 @@
+//! R1 to R4, P1 and P2: records and plain tensors in the index; and files of our own against the
+//! safetensors crate.
+
+use std::collections::BTreeMap;
+
+use safetensors::SafeTensors;
+use wick_format::{
+    crc32c, Dtype, FfnLayer, FileLayout, FormatError, Layout, StoredDtype, TensorIndex, TensorSpec,
+};
+
+fn layer() -> FfnLayer {
+    FfnLayer {
+        prefix: "mlp".into(),
+        file: "f".into(),
+        layout: Layout::Neuron,
+        hidden_size: 64,
+        intermediate_size: 9,
+        stride_bytes: 512,
+        dtype: Dtype::F16,
+        gate: Some("g".into()),
+        up: "u".into(),
+        down: "d".into(),
+        gate_bias: None,
+        up_bias: None,
+        down_bias: None,
+    }
+}
+
+/// The bytes of a file with these tensors, filled with a pattern.
+fn file(specs: &[TensorSpec]) -> Vec<u8> {
+    let metadata = BTreeMap::from([("k\"1".to_string(), "v\n2".to_string())]);
+    let layout = FileLayout::new(specs, &metadata).unwrap();
+    let mut bytes = layout.header_bytes().to_vec();
+    bytes.extend((bytes.len() as u64..layout.total_bytes()).map(|i| (i % 251) as u8));
+    bytes
+}
+
+fn index(bytes: &[u8]) -> Result<TensorIndex, FormatError> {
+    let len = TensorIndex::header_len_bytes(*bytes.first_chunk().unwrap(), bytes.len() as u64)?;
+    TensorIndex::parse(&bytes[8..8 + len], bytes.len() as u64)
+}
+
+fn spec(name: &str, dtype: StoredDtype, shape: &[usize]) -> TensorSpec {
+    TensorSpec::new(name, dtype, shape)
+}
+
+#[test]
+fn r1_records() {
+    let checksums = spec("mlp.neurons.crc32c", StoredDtype::U32, &[9]);
+    let sound = [
+        spec("mlp.neurons", StoredDtype::U8, &[9, 512]),
+        checksums.clone(),
+    ];
+    let parsed = index(&file(&sound)).unwrap();
+    let (records, stored) = layer().extents(&parsed).unwrap();
+    assert_eq!(
+        (records.offset_bytes, records.len_bytes, stored.len_bytes),
+        (4096, 4608, 36)
+    );
+    for wrong in [
+        spec("mlp.neurons", StoredDtype::U8, &[8, 512]),
+        spec("mlp.neurons", StoredDtype::U8, &[9, 1024]),
+        spec("mlp.neurons", StoredDtype::F16, &[9, 512]),
+        spec("other.neurons", StoredDtype::U8, &[9, 512]),
+    ] {
+        let parsed = index(&file(&[wrong, checksums.clone()])).unwrap();
+        let error = layer().extents(&parsed).unwrap_err().to_string();
+        assert!(
+            error.contains("`mlp.neurons`") && error.contains("U8 [9, 512]"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn r2_checksums_of_records() {
+    let records = spec("mlp.neurons", StoredDtype::U8, &[9, 512]);
+    for wrong in [
+        spec("mlp.neurons.crc32c", StoredDtype::U32, &[8]),
+        spec("mlp.neurons.crc32c", StoredDtype::F32, &[9]),
+        spec("mlp.crc32c", StoredDtype::U32, &[9]),
+    ] {
+        let parsed = index(&file(&[records.clone(), wrong])).unwrap();
+        let error = layer().extents(&parsed).unwrap_err().to_string();
+        assert!(
+            error.contains("`mlp.neurons.crc32c`") && error.contains("U32 [9]"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn r3_every_flipped_bit_is_seen() {
+    let mut record: Vec<u8> = (0..512)
+        .map(|i| if i < 384 { i as u8 } else { 0 })
+        .collect();
+    let sound = crc32c(&record);
+    for bit in 0..512 * 8 {
+        record[bit / 8] ^= 1 << (bit % 8);
+        assert_ne!(crc32c(&record), sound, "bit {bit}, padding included");
+        record[bit / 8] ^= 1 << (bit % 8);
+    }
+}
+
+#[test]
+fn p1_p2_checksums_of_plain_tensors() {
+    let matrix = spec("w", StoredDtype::F32, &[320, 64]); // 256 rows a block
+    let sound = [matrix.clone(), spec("w.crc32c", StoredDtype::U32, &[2])];
+    let parsed = index(&file(&sound)).unwrap();
+    let (blocks, extent) = parsed.checksums_of("w").unwrap();
+    assert_eq!((blocks.block_rows, extent.len_bytes), (256, 8));
+    for wrong in [
+        spec("w.crc32c", StoredDtype::U32, &[1]),
+        spec("w.crc32c", StoredDtype::U32, &[320]),
+        spec("w.crc32c", StoredDtype::F32, &[2]),
+        spec("x.crc32c", StoredDtype::U32, &[2]),
+    ] {
+        let parsed = index(&file(&[matrix.clone(), wrong])).unwrap();
+        let error = parsed.checksums_of("w").unwrap_err().to_string();
+        assert!(
+            error.contains("`w.crc32c`") && error.contains("U32 [2]"),
+            "{error}"
+        );
+    }
+    assert!(parsed.checksums_of("nothing").is_err());
+    let vector = [
+        spec("b", StoredDtype::F16, &[70000]),
+        spec("b.crc32c", StoredDtype::U32, &[1]),
+    ];
+    assert_eq!(
+        index(&file(&vector))
+            .unwrap()
+            .checksums_of("b")
+            .unwrap()
+            .0
+            .block_count(),
+        1
+    );
+}
+
+#[test]
+fn our_files_are_plain_safetensors() {
+    let specs = [
+        spec("a.neurons", StoredDtype::U8, &[7, 512]),
+        spec("b \"quoted\" \u{1F525}", StoredDtype::Bf16, &[3, 5]),
+        spec("v", StoredDtype::F16, &[3]),
+        spec("s", StoredDtype::F32, &[]),
+        spec("w", StoredDtype::F32, &[2, 2, 2]),
+        spec("e", StoredDtype::F32, &[0]),
+        spec("c", StoredDtype::U32, &[2]),
+    ];
+    let bytes = file(&specs);
+    let parsed = index(&bytes).unwrap();
+    let theirs = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(parsed.tensors.len(), theirs.len());
+    for (name, view) in theirs.tensors() {
+        let extent = parsed.get(&name).unwrap();
+        assert_eq!(view.shape(), extent.shape);
+        let start = extent.offset_bytes as usize;
+        assert_eq!(
+            view.data(),
+            &bytes[start..start + extent.len_bytes as usize]
+        );
+        assert!(
+            extent.shape.len() < 2 || start.is_multiple_of(4096),
+            "{name} at {start}"
+        );
+    }
+    let pads: Vec<&String> = parsed
+        .tensors
+        .keys()
+        .filter(|name| name.ends_with(".pad"))
+        .collect();
+    assert_eq!(pads.len(), 4, "{pads:?}");
+    assert_eq!(parsed.metadata["k\"1"], "v\n2");
+}
+
+#[test]
+fn names_are_unique_in_a_plan() {
+    let none = BTreeMap::new();
+    for specs in [
+        vec![
+            spec("a", StoredDtype::U8, &[1]),
+            spec("a", StoredDtype::U8, &[1]),
+        ],
+        vec![
+            spec("a", StoredDtype::U8, &[1, 1]),
+            spec("a.pad", StoredDtype::U8, &[1]),
+        ],
+        vec![spec("__metadata__", StoredDtype::U8, &[1])],
+    ] {
+        assert!(matches!(
+            FileLayout::new(&specs, &none),
+            Err(FormatError::Tensor { .. })
+        ));
+    }
+}
+
+#[test]
+fn sizes_are_checked_in_a_plan() {
+    let none = BTreeMap::new();
+    for specs in [
+        vec![spec("a", StoredDtype::F32, &[usize::MAX, 2])],
+        vec![spec("a", StoredDtype::U8, &[usize::MAX])],
+        vec![
+            spec("a", StoredDtype::U8, &[1 << 62]),
+            spec("b", StoredDtype::U8, &[1 << 62]),
+        ],
+    ] {
+        assert!(matches!(
+            FileLayout::new(&specs, &none),
+            Err(FormatError::Overflow { .. })
+        ));
+    }
+    let empty = FileLayout::new(&[], &none).unwrap();
+    assert_eq!(empty.total_bytes(), 4096);
+}

@@ -1,0 +1,56 @@
+//! Bytes of files into aligned memory: direct I/O by a pool of threads.
+//!
+//! A [`FlashFile`] is a file opened so that reading it leaves the page cache alone. A [`SlotBuffer`] is memory
+//! cut into slots of one size. A [`Reader`] takes the buffer, fills the slots named by a list of [`SlotRead`]s
+//! and hands the buffer back through a [`Ticket`]. A [`SourceFile`] is a mapped file for conversion, where the
+//! page cache is welcome. [`peak_rss_bytes`] and its siblings say what all of it costs.
+//!
+//! ```
+//! use wick_io::{DirectIo, FlashFile, Reader, SlotBuffer, SlotRead};
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("neurons");
+//! # std::fs::write(&path, vec![7u8; 20_000])?;
+//! let file = FlashFile::open(&path, DirectIo::Preferred)?;
+//! let reader = Reader::new(4)?;
+//! let buffer = SlotBuffer::new(2, 4096)?;
+//! let read = SlotRead { slot: 1, offset_bytes: 8192, len_bytes: 4096, crc32c: None };
+//! let (buffer, outcome) = reader.submit(buffer, &file, &[read]).wait();
+//! outcome?;
+//! assert_eq!(buffer.slot(1), [7u8; 4096]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Units: offsets and lengths are bytes; a slot is an index.
+//!
+//! Invariants:
+//! - Memory that a pool thread may write is owned by the reader until [`Ticket::wait`] returns it; no rule rests
+//!   on a destructor, so a ticket may be dropped or forgotten.
+//! - All memory is initialised when it is allocated: no byte of a slot is ever undefined, whatever fails.
+//! - Trouble with a file or a device is an [`IoError`] that names the file; a caller's mistake is a panic.
+//!
+//! Platforms: Unix. Direct I/O is `O_DIRECT` on Linux and `F_NOCACHE` on macOS; elsewhere reads are buffered.
+//!
+//! Not here: what the bytes mean (`wick-format`), which of them are wanted (`candle-wick`).
+
+mod batch;
+mod buffer;
+mod error;
+mod file;
+mod memory;
+mod pages;
+mod plan;
+mod reader;
+mod source;
+#[cfg(test)]
+mod tests;
+mod ticket;
+mod transfer;
+
+pub use buffer::SlotBuffer;
+pub use error::IoError;
+pub use file::{DirectIo, FlashFile, IoMode};
+pub use memory::{available_memory_bytes, current_rss_bytes, peak_rss_bytes};
+pub use plan::SlotRead;
+pub use reader::{IoCounters, Reader, READER_THREADS_MAX, READER_THREAD_BYTES_MAX};
+pub use source::SourceFile;
+pub use ticket::Ticket;

@@ -1,0 +1,200 @@
+//! What memory this process uses, and what it may still take.
+//!
+//! All figures are bytes. `None` means that the system does not say; a caller then goes without, it never fails.
+//! On Linux they come from `/proc` and the memory cgroups (version 1 and 2) of the process; on macOS only the
+//! peak is known.
+
+use std::path::{Path, PathBuf};
+
+/// The most memory this process has had resident at once.
+pub fn peak_rss_bytes() -> Option<u64> {
+    #[cfg(target_os = "macos")]
+    return macos_peak_rss_bytes();
+    #[cfg(not(target_os = "macos"))]
+    table_bytes(&read("/proc/self/status")?, "VmHWM:")
+}
+
+/// The memory this process has resident now.
+pub fn current_rss_bytes() -> Option<u64> {
+    table_bytes(&read("/proc/self/status")?, "VmRSS:")
+}
+
+/// The memory this process could still take without swapping or being killed: the smaller of what the machine
+/// has free or reclaimable and what each memory cgroup around the process leaves.
+pub fn available_memory_bytes() -> Option<u64> {
+    let machine = read("/proc/meminfo").and_then(|table| table_bytes(&table, "MemAvailable:"));
+    let groups = read("/proc/self/cgroup").unwrap_or_default();
+    let groups = memory_groups(&groups)
+        .into_iter()
+        .filter_map(|group| group.available_bytes());
+    machine.into_iter().chain(groups).min()
+}
+
+fn read(path: impl AsRef<Path>) -> Option<String> {
+    std::fs::read_to_string(path).ok()
+}
+
+/// The value of a line `name   123 kB`.
+fn table_bytes(table: &str, name: &str) -> Option<u64> {
+    let value = table.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// One directory of the cgroup tree, and the names of its files.
+#[derive(Debug, PartialEq, Eq)]
+struct MemoryGroup {
+    folder: PathBuf,
+    files: GroupFiles,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct GroupFiles {
+    limit: &'static str,
+    usage: &'static str,
+    /// Line of `memory.stat`: page cache that goes first when memory is short.
+    reclaimable: &'static str,
+}
+
+const VERSION_1: GroupFiles = GroupFiles {
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    reclaimable: "total_inactive_file ",
+};
+const VERSION_2: GroupFiles = GroupFiles {
+    limit: "memory.max",
+    usage: "memory.current",
+    reclaimable: "inactive_file ",
+};
+
+impl MemoryGroup {
+    /// Limit less usage, where reclaimable page cache is no usage; `None` without a limit.
+    fn available_bytes(&self) -> Option<u64> {
+        let number = |name| read(self.folder.join(name))?.trim().parse::<u64>().ok();
+        let limit = number(self.files.limit)?; // "max" is no number
+        let usage = number(self.files.usage)?;
+        let reclaimable = read(self.folder.join("memory.stat"))
+            .and_then(|stat| {
+                stat.lines().find_map(|line| {
+                    line.strip_prefix(self.files.reclaimable)?
+                        .trim()
+                        .parse()
+                        .ok()
+                })
+            })
+            .unwrap_or(0);
+        Some(limit.saturating_sub(usage.saturating_sub(reclaimable)))
+    }
+}
+
+/// The groups named by `/proc/self/cgroup` (lines `id:controllers:path`) and all their parents: each has a say.
+fn memory_groups(table: &str) -> Vec<MemoryGroup> {
+    let mut groups = Vec::new();
+    for line in table.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
+            continue;
+        };
+        let (mount, files) = match controllers {
+            "" => ("/sys/fs/cgroup", VERSION_2),
+            list if list.split(',').any(|name| name == "memory") => {
+                ("/sys/fs/cgroup/memory", VERSION_1)
+            }
+            _ => continue,
+        };
+        // A path with `..` lies outside of what this process can see.
+        let path = Path::new(path.trim_start_matches('/'));
+        let is_visible = path
+            .components()
+            .all(|part| matches!(part, std::path::Component::Normal(_)));
+        let path = if is_visible { path } else { Path::new("") };
+        groups.extend(path.ancestors().map(|part| MemoryGroup {
+            folder: Path::new(mount).join(part),
+            files,
+        }));
+    }
+    groups
+}
+
+#[cfg(target_os = "macos")]
+fn macos_peak_rss_bytes() -> Option<u64> {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the pointer is valid for one `rusage`, which the call fills.
+    let code = unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) };
+    // SAFETY: all-zero bytes are a valid `rusage`, filled or not.
+    let usage = unsafe { usage.assume_init() };
+    // Bytes on macOS, unlike elsewhere.
+    if code == 0 {
+        u64::try_from(usage.ru_maxrss).ok()
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_read_by_name() {
+        let table = "VmPeak:\t  100 kB\nVmHWM:\t   2048 kB\nVmRSS:\t 1 kB\nOdd: 3 pages\n";
+        assert_eq!(table_bytes(table, "VmHWM:"), Some(2 << 20));
+        assert_eq!(table_bytes(table, "VmRSS:"), Some(1024));
+        assert_eq!(table_bytes(table, "VmSwap:"), None);
+        assert_eq!(table_bytes(table, "Odd:"), None);
+    }
+
+    #[test]
+    fn groups_are_found_with_their_parents() {
+        let folders = |table| -> Vec<String> {
+            memory_groups(table)
+                .iter()
+                .map(|group| group.folder.display().to_string())
+                .collect()
+        };
+        assert_eq!(folders("0::/\n"), ["/sys/fs/cgroup/"]);
+        assert_eq!(
+            folders("0::/a/b\n"),
+            ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup/"]
+        );
+        assert_eq!(
+            folders("4:cpu,memory:/x\n3:cpu:/y\n"),
+            ["/sys/fs/cgroup/memory/x", "/sys/fs/cgroup/memory/"]
+        );
+        assert_eq!(folders("0::/../../other\n"), ["/sys/fs/cgroup/"]);
+        assert!(folders("nonsense\n").is_empty());
+    }
+
+    #[test]
+    fn a_group_leaves_its_limit_less_what_cannot_be_reclaimed() {
+        let folder = tempfile::tempdir().unwrap();
+        let group = MemoryGroup {
+            folder: folder.path().to_owned(),
+            files: VERSION_2,
+        };
+        assert_eq!(group.available_bytes(), None);
+        std::fs::write(folder.path().join("memory.current"), "700\n").unwrap();
+        std::fs::write(folder.path().join("memory.max"), "max\n").unwrap();
+        assert_eq!(group.available_bytes(), None);
+        std::fs::write(folder.path().join("memory.max"), "1000\n").unwrap();
+        assert_eq!(group.available_bytes(), Some(300));
+        std::fs::write(
+            folder.path().join("memory.stat"),
+            "anon 5\ninactive_file 200\nactive_file 9\n",
+        )
+        .unwrap();
+        assert_eq!(group.available_bytes(), Some(500));
+        std::fs::write(folder.path().join("memory.max"), "100\n").unwrap();
+        assert_eq!(group.available_bytes(), Some(0));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_figures_of_this_process_make_sense() {
+        // In this order: the peak never falls, and other tests allocate meanwhile.
+        let now = current_rss_bytes().unwrap();
+        let peak = peak_rss_bytes().unwrap();
+        assert!(now > 100 << 10 && peak + (4 << 20) >= now, "{now} {peak}");
+        assert!(available_memory_bytes().unwrap() > 1 << 20);
+    }
+}

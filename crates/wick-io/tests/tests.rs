@@ -1,0 +1,5 @@
+//! What a user of the reader relies on when things go wrong, through the public interface only.
+
+mod failures;
+mod tickets;
+mod util;

@@ -1,0 +1,65 @@
+//! The dispatch table: one set of function pointers an ISA, chosen at run time.
+//!
+//! The pointers are `unsafe` for one reason only: the CPU must have the ISA's features. Lengths
+//! are asserted inside the kernels, next to the code that relies on them.
+//!
+//! Invariants:
+//! - [`Kernels::detect`] returns a table only when the CPU it runs on has the table's features.
+
+use std::ops::Range;
+
+use crate::dtype::WeightDtype;
+
+/// Multiply-adds below which handing work to other threads costs more than it saves.
+pub(crate) const PARALLEL_MADDS_MIN: usize = 64 * 1024;
+
+/// `(rows, x, tokens, out)`: `out[r * tokens + t] = rows[r] . x[t]`.
+pub(crate) type DotPanel = unsafe fn(&[&[u8]], &[f32], usize, &mut [f32]);
+
+/// `(rows, coefficients, columns, sums)`: `sums[t][c] += coefficients[r][t] * rows[r][columns][c]`.
+pub(crate) type AddPanel = unsafe fn(&[&[u8]], &[f32], Range<usize>, &mut [f32]);
+
+/// `(bytes, out)`: stored weights to `f32`.
+pub(crate) type Widen = unsafe fn(&[u8], &mut [f32]);
+
+/// The kernels of one weight type on one ISA.
+pub(crate) struct WeightKernels {
+    pub(crate) dot_panel: DotPanel,
+    pub(crate) add_panel: AddPanel,
+    pub(crate) widen: Widen,
+}
+
+/// The kernels of one ISA.
+pub(crate) struct Kernels {
+    pub(crate) name: &'static str,
+    pub(crate) dot: unsafe fn(&[f32], &[f32]) -> f32,
+    pub(crate) axpy: unsafe fn(f32, &[f32], &mut [f32]),
+    pub(crate) f32: WeightKernels,
+    pub(crate) f16: WeightKernels,
+    pub(crate) bf16: WeightKernels,
+}
+
+impl Kernels {
+    /// The fastest table this CPU can run.
+    pub(crate) fn detect() -> &'static Self {
+        #[cfg(target_arch = "x86_64")]
+        if crate::avx2::is_available() {
+            return &crate::avx2::KERNELS;
+        }
+        &crate::scalar::KERNELS
+    }
+
+    /// The kernels for weights stored as `dtype`.
+    pub(crate) fn of(&self, dtype: WeightDtype) -> &WeightKernels {
+        match dtype {
+            WeightDtype::F32 => &self.f32,
+            WeightDtype::F16 => &self.f16,
+            WeightDtype::Bf16 => &self.bf16,
+        }
+    }
+}
+
+/// The instruction set in use: `avx2+fma+f16c` or `scalar`.
+pub fn isa_name() -> &'static str {
+    Kernels::detect().name
+}

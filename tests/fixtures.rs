@@ -1,0 +1,86 @@
+//! Our definitions against transformers' numbers.
+
+use candle_wick::SelectorKind;
+use candle_wick_models::load;
+
+use crate::support::{all_logits, converted, expected, fixture, greedy, logprob, options};
+
+const FAMILIES: [(&str, f64); 4] = [
+    ("opt-pre-ln", 2e-4),
+    ("llama-2-silu", 2e-4),
+    ("llama-relu-gqa-f16", 1e-3),
+    ("llama-3-rope-scaled-tied", 2e-4),
+];
+
+fn check_family(name: &str, tolerance: f64, selector: SelectorKind) {
+    let expected = expected(name);
+    let folder = converted(&fixture(name));
+    let mut model = load(folder.path(), &options(selector, None)).unwrap();
+    let logits = all_logits(&mut model, &expected.ids);
+    for (index, reference) in expected.logprobs.iter().enumerate() {
+        let got = logprob(&logits[index], expected.ids[index + 1]);
+        assert!(
+            (got - reference).abs() < tolerance,
+            "{name} logprob {index}: {got}, {reference}"
+        );
+    }
+    for (index, (got, reference)) in logits[23].iter().zip(&expected.last_logits).enumerate() {
+        let difference = f64::from((got - reference).abs());
+        assert!(
+            difference < tolerance,
+            "{name} logit {index}: {got}, {reference}"
+        );
+    }
+    model.reset();
+    assert!(
+        expected.greedy_margin_min > 0.01,
+        "{name}: a tie could go either way"
+    );
+    let count = expected.greedy.len();
+    assert_eq!(
+        greedy(&mut model, &expected.ids, count),
+        expected.greedy,
+        "{name}"
+    );
+    let stats = model.stats();
+    match selector {
+        SelectorKind::Dense => assert_eq!(stats.selected, stats.neurons),
+        _ => {
+            let skipped = stats.neurons - stats.selected;
+            println!(
+                "{name}: {selector} skipped {skipped} of {} neurons",
+                stats.neurons
+            );
+            assert!(
+                skipped > stats.neurons / 4,
+                "{name}: only {skipped} skipped"
+            );
+        }
+    }
+}
+
+#[test]
+fn dense_equals_transformers() {
+    for (name, tolerance) in FAMILIES {
+        check_family(name, tolerance, SelectorKind::Dense);
+    }
+}
+
+#[test]
+fn oracle_equals_transformers_and_skips_neurons() {
+    for (name, tolerance) in [("opt-pre-ln", 2e-4), ("llama-relu-gqa-f16", 1e-3)] {
+        check_family(name, tolerance, SelectorKind::Oracle);
+    }
+}
+
+#[test]
+fn oracle_is_refused_where_nothing_is_exactly_zero() {
+    let folder = converted(&fixture("llama-2-silu"));
+    for selector in [SelectorKind::Oracle, SelectorKind::LowRank] {
+        let error = load(folder.path(), &options(selector, None))
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(error.contains("silu") && error.contains("dense"), "{error}");
+    }
+}

@@ -1,0 +1,7 @@
+//! Integration tests: whole models, real files, the built `wick`.
+
+mod exactness;
+mod fixtures;
+mod stock;
+mod support;
+mod tidy;
