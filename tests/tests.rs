@@ -1,5 +1,6 @@
 //! Integration tests: whole models, real files, the built `wick`.
 
+mod budget;
 mod exactness;
 mod fixtures;
 mod stock;

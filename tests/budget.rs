@@ -1,0 +1,155 @@
+//! The kernel judges the budget: `wick run` in a memory cgroup of exactly the bytes it was given.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use half::f16;
+use safetensors::tensor::{serialize_to_file, Dtype, TensorView};
+use serde_json::Value;
+
+use crate::support::converted;
+
+const HIDDEN: usize = 1024;
+const FFN: usize = 4096;
+const LAYERS: usize = 11;
+const VOCAB: usize = 8000;
+
+/// A Llama of 400 MB with random weights, 68 % of it FFN.
+fn random_llama(folder: &Path) {
+    let mut shapes = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![VOCAB, HIDDEN]),
+        ("lm_head.weight".to_owned(), vec![VOCAB, HIDDEN]),
+        ("model.norm.weight".to_owned(), vec![HIDDEN]),
+    ];
+    for layer in 0..LAYERS {
+        let mut add = |name: &str, shape: &[usize]| {
+            shapes.push((format!("model.layers.{layer}.{name}.weight"), shape.to_vec()));
+        };
+        for name in ["q", "k", "v", "o"] {
+            add(&format!("self_attn.{name}_proj"), &[HIDDEN, HIDDEN]);
+        }
+        add("mlp.gate_proj", &[FFN, HIDDEN]);
+        add("mlp.up_proj", &[FFN, HIDDEN]);
+        add("mlp.down_proj", &[HIDDEN, FFN]);
+        add("input_layernorm", &[HIDDEN]);
+        add("post_attention_layernorm", &[HIDDEN]);
+    }
+    let mut state = 1u64;
+    let mut random = move || {
+        // splitmix64: no two weights are related in a way that could hide a mistake.
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        f16::from_f32(((z >> 40) as f32 / (1 << 24) as f32 - 0.5) * 0.07)
+    };
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes
+        .into_iter()
+        .map(|(name, shape)| {
+            let count = shape.iter().product::<usize>();
+            let value = |_| if shape.len() == 1 { f16::ONE } else { random() };
+            let bytes = (0..count).map(value).flat_map(f16::to_le_bytes).collect();
+            (name, shape, bytes)
+        })
+        .collect();
+    let views = tensors
+        .iter()
+        .map(|(name, shape, bytes)| (name, TensorView::new(Dtype::F16, shape.clone(), bytes).unwrap()));
+    serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+    let config = serde_json::json!({
+        "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": FFN, "vocab_size": VOCAB,
+        "num_hidden_layers": LAYERS, "num_attention_heads": 16, "hidden_act": "silu",
+        "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "tie_word_embeddings": false,
+        "torch_dtype": "float16", "eos_token_id": 2,
+    });
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+}
+
+/// A memory cgroup with a limit, removed when dropped.
+struct Cgroup {
+    path: PathBuf,
+    v1: bool,
+}
+
+impl Cgroup {
+    /// Under the v1 memory controller where it is mounted, else v2; `None` where none can be made.
+    fn new(limit_bytes: u64) -> Option<Self> {
+        let name = format!("wick-budget-{}", std::process::id());
+        let v1 = Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists();
+        let (root, limit) = if v1 {
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+        } else {
+            ("/sys/fs/cgroup", "memory.max")
+        };
+        let path = Path::new(root).join(name);
+        fs::create_dir(&path).ok()?;
+        let group = Self { path, v1 };
+        fs::write(group.path.join(limit), limit_bytes.to_string()).ok()?;
+        if !v1 {
+            let _no_swap_here = fs::write(group.path.join("memory.swap.max"), "0");
+        }
+        Some(group)
+    }
+
+    fn oom_kills(&self) -> u64 {
+        let file = if self.v1 { "memory.oom_control" } else { "memory.events" };
+        let text = fs::read_to_string(self.path.join(file)).unwrap();
+        let line = text.lines().find(|line| line.starts_with("oom_kill ")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _busy = fs::remove_dir(&self.path);
+    }
+}
+
+fn wick(arguments: &[&str], group: Option<&Cgroup>) -> (bool, Value) {
+    let binary = env!("CARGO_BIN_EXE_wick");
+    let mut command = match group {
+        Some(group) => {
+            let mut command = Command::new("sh");
+            let procs = group.path.join("cgroup.procs");
+            command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(procs).arg(binary);
+            command
+        }
+        None => Command::new(binary),
+    };
+    let output = command.args(arguments).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let line = output.stdout.split(|byte| *byte == b'\n').rfind(|line| !line.is_empty());
+    let value = line.and_then(|line| serde_json::from_slice(line).ok());
+    (output.status.success(), value.unwrap_or_else(|| panic!("no JSON: {stderr}")))
+}
+
+#[test]
+fn the_peak_stays_under_the_budget_and_near_the_plan() {
+    let source = tempfile::tempdir().unwrap();
+    random_llama(source.path());
+    let folder = converted(source.path());
+    let folder = folder.path().to_str().unwrap();
+    let (_, at_half) = wick(&["plan", folder, "--memory", "50%", "--json"], None);
+    let floor = at_half["floor_bytes"].as_u64().unwrap();
+    let half = at_half["total_bytes"].as_u64().unwrap();
+    for (label, budget) in [("floor + 1 MiB", floor + (1 << 20)), ("50 %", half)] {
+        let Some(group) = Cgroup::new(budget) else {
+            eprintln!("skipped: no memory cgroup can be made here (needs root and a memory controller)");
+            return;
+        };
+        let budget_text = budget.to_string();
+        let (_, plan) = wick(&["plan", folder, "--memory", &budget_text, "--json"], None);
+        let planned = plan["total_bytes"].as_u64().unwrap() as f64;
+        // A prompt of several chunks, then decoding.
+        let ids: Vec<String> = (0..70).map(|id| (id * 7).to_string()).collect();
+        let ids = ids.join(",");
+        let run = ["run", folder, "--ids", &ids, "-n", "4", "--memory", &budget_text, "--json"];
+        let (succeeded, report) = wick(&run, Some(&group));
+        let peak = report["peak_bytes"].as_u64().unwrap() as f64;
+        println!("{label}: budget {budget}, plan {planned}, peak {peak} bytes");
+        assert!(succeeded && group.oom_kills() == 0, "{label}: killed");
+        assert!(peak <= budget as f64, "{label}: peak {peak} over {budget}");
+        assert!(peak >= 0.85 * budget as f64, "{label}: peak {peak} wastes {budget}");
+        assert!((peak / planned - 1.0).abs() < 0.05, "{label}: peak {peak}, planned {planned}");
+    }
+}
