@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release --example llama -- --model OUT --prompt "My favourite theorem is" --memory 4GiB`
 
+use anyhow::Context;
 use candle::{Device, IndexOp, Tensor};
 use candle_transformers::{generation::LogitsProcessor, utils::apply_repeat_penalty};
 use candle_wick::{
@@ -36,7 +37,7 @@ struct Args {
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let folder = FlashFolder::open(&args.model, IoOptions::default())?;
-    let tokenizer = WickTokenizer::load(folder.path())?.expect("a tokenizer.json");
+    let tokenizer = WickTokenizer::load(folder.path())?.context("no tokenizer.json")?;
     let config: LlamaConfig = serde_json::from_str(&folder.config_json()?)?;
     let mut tokens = tokenizer.encode(&args.prompt)?;
     let ctx = (tokens.len() + args.sample_len).min(config.max_position_embeddings);

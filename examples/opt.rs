@@ -4,6 +4,7 @@
 
 use std::io::Write;
 
+use anyhow::Context;
 use candle_wick::Memory;
 use candle_wick_models::{load, LoadOptions, Sampling, TextGenerator, WickTokenizer};
 use clap::Parser;
@@ -35,7 +36,7 @@ struct Args {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let tokenizer = WickTokenizer::load(&args.model)?.expect("a tokenizer.json");
+    let tokenizer = WickTokenizer::load(&args.model)?.context("no tokenizer.json")?;
     let options = LoadOptions {
         memory: args.memory,
         ..Default::default()

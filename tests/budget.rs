@@ -24,7 +24,10 @@ fn random_llama(folder: &Path) {
     ];
     for layer in 0..LAYERS {
         let mut add = |name: &str, shape: &[usize]| {
-            shapes.push((format!("model.layers.{layer}.{name}.weight"), shape.to_vec()));
+            shapes.push((
+                format!("model.layers.{layer}.{name}.weight"),
+                shape.to_vec(),
+            ));
         };
         for name in ["q", "k", "v", "o"] {
             add(&format!("self_attn.{name}_proj"), &[HIDDEN, HIDDEN]);
@@ -52,9 +55,12 @@ fn random_llama(folder: &Path) {
             (name, shape, bytes)
         })
         .collect();
-    let views = tensors
-        .iter()
-        .map(|(name, shape, bytes)| (name, TensorView::new(Dtype::F16, shape.clone(), bytes).unwrap()));
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        (
+            name,
+            TensorView::new(Dtype::F16, shape.clone(), bytes).unwrap(),
+        )
+    });
     serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": FFN, "vocab_size": VOCAB,
@@ -92,9 +98,16 @@ impl Cgroup {
     }
 
     fn oom_kills(&self) -> u64 {
-        let file = if self.v1 { "memory.oom_control" } else { "memory.events" };
+        let file = if self.v1 {
+            "memory.oom_control"
+        } else {
+            "memory.events"
+        };
         let text = fs::read_to_string(self.path.join(file)).unwrap();
-        let line = text.lines().find(|line| line.starts_with("oom_kill ")).unwrap();
+        let line = text
+            .lines()
+            .find(|line| line.starts_with("oom_kill "))
+            .unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 }
@@ -111,16 +124,25 @@ fn wick(arguments: &[&str], group: Option<&Cgroup>) -> (bool, Value) {
         Some(group) => {
             let mut command = Command::new("sh");
             let procs = group.path.join("cgroup.procs");
-            command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(procs).arg(binary);
+            command
+                .args(["-c", "echo $$ > \"$0\" && exec \"$@\""])
+                .arg(procs)
+                .arg(binary);
             command
         }
         None => Command::new(binary),
     };
     let output = command.args(arguments).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
-    let line = output.stdout.split(|byte| *byte == b'\n').rfind(|line| !line.is_empty());
+    let line = output
+        .stdout
+        .split(|byte| *byte == b'\n')
+        .rfind(|line| !line.is_empty());
     let value = line.and_then(|line| serde_json::from_slice(line).ok());
-    (output.status.success(), value.unwrap_or_else(|| panic!("no JSON: {stderr}")))
+    (
+        output.status.success(),
+        value.unwrap_or_else(|| panic!("no JSON: {stderr}")),
+    )
 }
 
 #[test]
@@ -134,7 +156,9 @@ fn the_peak_stays_under_the_budget_and_near_the_plan() {
     let half = at_half["total_bytes"].as_u64().unwrap();
     for (label, budget) in [("floor + 1 MiB", floor + (1 << 20)), ("50 %", half)] {
         let Some(group) = Cgroup::new(budget) else {
-            eprintln!("skipped: no memory cgroup can be made here (needs root and a memory controller)");
+            eprintln!(
+                "skipped: no memory cgroup can be made here (needs root and a memory controller)"
+            );
             return;
         };
         let budget_text = budget.to_string();
@@ -143,13 +167,29 @@ fn the_peak_stays_under_the_budget_and_near_the_plan() {
         // A prompt of several chunks, then decoding.
         let ids: Vec<String> = (0..70).map(|id| (id * 7).to_string()).collect();
         let ids = ids.join(",");
-        let run = ["run", folder, "--ids", &ids, "-n", "4", "--memory", &budget_text, "--json"];
+        let run = [
+            "run",
+            folder,
+            "--ids",
+            &ids,
+            "-n",
+            "4",
+            "--memory",
+            &budget_text,
+            "--json",
+        ];
         let (succeeded, report) = wick(&run, Some(&group));
         let peak = report["peak_bytes"].as_u64().unwrap() as f64;
         println!("{label}: budget {budget}, plan {planned}, peak {peak} bytes");
         assert!(succeeded && group.oom_kills() == 0, "{label}: killed");
         assert!(peak <= budget as f64, "{label}: peak {peak} over {budget}");
-        assert!(peak >= 0.85 * budget as f64, "{label}: peak {peak} wastes {budget}");
-        assert!((peak / planned - 1.0).abs() < 0.05, "{label}: peak {peak}, planned {planned}");
+        assert!(
+            peak >= 0.85 * budget as f64,
+            "{label}: peak {peak} wastes {budget}"
+        );
+        assert!(
+            (peak / planned - 1.0).abs() < 0.05,
+            "{label}: peak {peak}, planned {planned}"
+        );
     }
 }

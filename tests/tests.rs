@@ -1,6 +1,7 @@
 //! Integration tests: whole models, real files, the built `wick`.
 
 mod budget;
+mod demo;
 mod exactness;
 mod fixtures;
 mod stock;

@@ -13,6 +13,9 @@ use clap::{Args, ValueEnum};
 
 use crate::demo;
 
+/// More threads than any machine that this is for has cores.
+const THREADS_MAX: usize = 1024;
+
 /// A converted folder and how to read it.
 #[derive(Args, Debug)]
 pub(crate) struct FolderArgs {
@@ -65,7 +68,7 @@ pub(crate) struct ModelArgs {
     slots: Option<usize>,
 
     /// Threads that compute [default: one a core]
-    #[arg(long, value_name = "COUNT", value_parser = positive)]
+    #[arg(long, value_name = "COUNT", value_parser = threads)]
     threads: Option<usize>,
 }
 
@@ -188,6 +191,14 @@ pub(crate) fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+/// A count of threads: beyond the limit a machine would only be busy starting them.
+fn threads(text: &str) -> Result<usize, String> {
+    match positive(text)? {
+        count if count > THREADS_MAX => Err(format!("must be at most {THREADS_MAX}")),
+        count => Ok(count),
+    }
+}
+
 /// A part of a whole, as a number.
 pub(crate) fn share(text: &str) -> Result<f64, String> {
     number(
@@ -254,6 +265,7 @@ mod tests {
             "--selector best",
             "--window 0",
             "--threads 0",
+            "--threads 100000",
             "--slots 0",
             "--slots 9 --memory 50%",
             "--io none",

@@ -83,7 +83,9 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode> {
     let on_progress = |progress: ConvertProgress<'_>| {
         bar.set_length(progress.total_bytes);
         bar.set_position(progress.done_bytes);
-        bar.set_message(progress.step.to_owned());
+        if bar.message() != progress.step {
+            bar.set_message(progress.step.to_owned());
+        }
     };
     let report = convert(&args.source, &args.out, &options, &on_progress);
     bar.finish_and_clear();
@@ -102,7 +104,7 @@ fn progress_bar(is_quiet: bool) -> ProgressBar {
         ProgressDrawTarget::stderr()
     };
     let style =
-        "{bar:32} {bytes:>10} of {total_bytes}  {binary_bytes_per_sec}  {eta} left  {wide_msg}";
+        "{bar:20} {bytes:>10} of {total_bytes}  {binary_bytes_per_sec}  {eta} left  {wide_msg}";
     let bar = ProgressBar::with_draw_target(None, target);
     match ProgressStyle::with_template(style) {
         Ok(style) => bar.with_style(style),

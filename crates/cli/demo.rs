@@ -116,7 +116,9 @@ fn is_complete(path: &Path) -> bool {
         ..IoOptions::default()
     };
     let has_tokenizer = path.join("tokenizer.json").exists();
-    has_tokenizer && FlashFolder::open(path, io).is_ok_and(|folder| folder.predictors().is_some())
+    has_tokenizer
+        && FlashFolder::open(path, io)
+            .is_ok_and(|folder| folder.predictors().is_ok_and(|found| found.is_some()))
 }
 
 fn prepare_in_child(parent: &Path) -> Result<()> {

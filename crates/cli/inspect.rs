@@ -95,8 +95,9 @@ impl Inspection {
                 bytes: file.size_bytes,
             })
             .collect();
+        let predictors = folder.predictors()?;
         let mut predictor_bytes = 0;
-        if folder.predictors().is_some() {
+        if predictors.is_some() {
             let path = folder.path().join(PREDICTORS_FILE);
             let found = std::fs::metadata(&path).with_context(|| path.display().to_string())?;
             predictor_bytes = found.len();
@@ -105,7 +106,7 @@ impl Inspection {
                 bytes: predictor_bytes,
             });
         }
-        let layers = layers(folder);
+        let layers = layers(folder, predictors);
         let ffn = |bytes: fn(&Layer) -> usize| -> u64 {
             layers
                 .iter()
@@ -138,7 +139,7 @@ impl Inspection {
     }
 }
 
-fn layers(folder: &FlashFolder) -> Vec<Layer> {
+fn layers(folder: &FlashFolder, predictors: Option<&PredictorMetadata>) -> Vec<Layer> {
     let layers = folder.manifest().layers.iter().enumerate();
     let layers = layers.map(|(index, layer)| {
         let layout = layer.record_layout();
@@ -160,7 +161,7 @@ fn layers(folder: &FlashFolder) -> Vec<Layer> {
             intermediate_size: layer.intermediate_size,
             record_bytes: layout.record_bytes(),
             stride_bytes: layer.stride_bytes,
-            predictor: folder.predictors().map(predictor),
+            predictor: predictors.map(predictor),
         }
     });
     layers.collect()

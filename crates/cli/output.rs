@@ -54,7 +54,8 @@ pub(crate) fn one_line(error: &anyhow::Error) -> String {
             sentence = format!("{sentence}: {text}");
         }
     }
-    sentence
+    // A name in a file may hold anything, even commands to a terminal.
+    sentence.replace(char::is_control, " ")
 }
 
 /// `12: some::function`, as backtraces have it.

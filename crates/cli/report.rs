@@ -126,6 +126,8 @@ impl Report {
         let booked = ffn.io + ffn.memory + ffn.compute;
         let predictors = folder
             .predictors()
+            .ok()
+            .flatten()
             .filter(|_| plan.selector == SelectorKind::LowRank);
         Self {
             model: folder.path().display().to_string(),

@@ -1,5 +1,6 @@
 //! `wick run`: writes on from a prompt, then says what that took.
 
+use std::io::{stdout, IsTerminal};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use clap::Args;
 
 use crate::args::{number, positive, share, ModelArgs};
 use crate::interrupt::{CtrlC, INTERRUPTED_STATUS};
-use crate::prompt::PromptArgs;
+use crate::prompt::{Prompt, PromptArgs};
 use crate::report::{Meter, Phase, Report};
 use crate::{demo, output};
 
@@ -106,6 +107,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let opened = args.model.open(ctrl_c.flag())?;
     let is_demo = args.model.is_demo();
     let prompt = args.prompt.read(is_demo.then_some(demo::PROMPT))?;
+    let echo = match &prompt {
+        Prompt::Text(text) if !args.json && stdout().is_terminal() => text.clone(),
+        _ => String::new(),
+    };
     let ids = prompt.encode(&opened)?;
     opened.check_length(&ids)?;
     let mut model = LoadedModel::load(opened.folder, &opened.options)?;
@@ -124,6 +129,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let outcome = Generation {
         spelling,
         is_silent: args.json,
+        echo,
     }
     .run(generator, &ids)?;
     let report = Report::new(&model, outcome);
@@ -167,10 +173,13 @@ impl Spelling<'_> {
 struct Generation<'a> {
     spelling: Spelling<'a>,
     is_silent: bool,
+    /// Shown before it: on a screen the text reads on from the prompt, a file gets the text alone.
+    echo: String,
 }
 
 impl Generation<'_> {
     fn run(mut self, mut generator: TextGenerator<'_>, prompt: &[u32]) -> Result<Outcome> {
+        self.write(&self.echo)?;
         let started = Instant::now();
         let meter = Meter::start(&generator);
         generator.prompt(prompt)?;
@@ -194,7 +203,8 @@ impl Generation<'_> {
         let decode = meter.stop(&generator);
         let rest = self.spelling.finish()?;
         text.push_str(&rest);
-        if !self.is_silent && !ids.is_empty() {
+        let is_line_open = !ids.is_empty() || !self.echo.is_empty();
+        if !self.is_silent && is_line_open {
             output::print(&format!("{rest}\n"))?;
         }
         ended?;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use wick_format::Dtype;
 
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, CONFIG_FILE};
 use crate::family::{check_activation, spec_of, Family, LayerSpec, ModelSpec, TensorNeed};
 use crate::head;
 use crate::source::SourceFolder;
@@ -59,9 +59,12 @@ impl Checkpoint {
         let dtype = ffn_dtype(&ffn, &source, options, &mut notes)?;
         let resident = with_dtypes(&spec.resident, &source, options)?;
         let ignored_tensors = ignored(&spec, &ffn, &source, &mut notes);
+        let config_text = config.edited(&edits)?;
+        // What cannot be run later must not take an hour to convert.
+        candle_wick_models::check_config(&folder.join(CONFIG_FILE), &config_text)?;
         Ok(Self {
             model_type: config.text("model_type")?.to_string(),
-            config_text: config.edited(&edits)?,
+            config_text,
             hidden_size: spec.hidden_size,
             layers: spec.layers,
             source,

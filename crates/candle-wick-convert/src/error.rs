@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 use wick_format::FormatError;
 
+/// Names in one sentence.
+const NAMES_SHOWN: usize = 8;
+
 /// A conversion that did not happen, or stopped.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -63,7 +66,7 @@ pub enum ConvertError {
     #[error(
         "{}: {present} of {total} weight files present, missing: {} (an unfinished download?)",
         folder.display(),
-        missing.join(", ")
+        listed(missing)
     )]
     MissingShards {
         /// The source folder.
@@ -108,7 +111,7 @@ pub enum ConvertError {
         "{}: {} of {total} tensors missing: {} (an unfinished download, or another kind of model?)",
         folder.display(),
         names.len(),
-        names.join(", ")
+        listed(names)
     )]
     MissingTensors {
         /// The source folder.
@@ -138,6 +141,16 @@ pub enum ConvertError {
         /// The rest of the sentence.
         problem: String,
     },
+}
+
+/// The first names of a list that may be long.
+fn listed(names: &[String]) -> String {
+    let shown = names.len().min(NAMES_SHOWN);
+    let more = match names.len() - shown {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    names[..shown].join(", ") + &more
 }
 
 fn free(free_bytes: &Option<u64>) -> String {

@@ -45,6 +45,16 @@ pub enum Error {
         /// The vocabulary's size.
         vocab_size: usize,
     },
+    /// The machine does not have what a plan by shares comes to.
+    #[error(
+        "the plan needs {needed_bytes} bytes more, {available_bytes} are free: lower --memory or --ctx"
+    )]
+    MemoryFull {
+        /// What is to be allocated.
+        needed_bytes: u64,
+        /// What the system has.
+        available_bytes: u64,
+    },
     /// Somebody asked to stop.
     #[error("interrupted")]
     Interrupted,

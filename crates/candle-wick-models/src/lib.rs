@@ -7,6 +7,7 @@
 mod error;
 mod generation;
 mod interrupt;
+mod limits;
 pub mod llama;
 mod load;
 pub mod opt;
@@ -17,7 +18,7 @@ mod tokenizer;
 pub use error::{Error, Result};
 pub use generation::{Sampler, Sampling, Stop, TextGenerator};
 pub use interrupt::Interrupt;
-pub use load::{load, plan, LoadOptions, LoadedModel};
+pub use load::{check_config, load, plan, LoadOptions, LoadedModel};
 pub use rope::{Rope, RopeParameters};
 pub use score::{score, score_each, Score};
 pub use tokenizer::{TextStream, WickTokenizer};

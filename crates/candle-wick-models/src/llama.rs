@@ -11,6 +11,7 @@ use candle_wick::{
 use serde::Deserialize;
 
 use crate::interrupt::Interrupt;
+use crate::limits::{check_positive, check_sizes};
 use crate::rope::{Rope, RopeParameters};
 
 /// The keys of `config.json` that this definition obeys.
@@ -57,17 +58,24 @@ impl LlamaConfig {
     /// Refuses what would divide by zero or not fit together; the error is a reason without the file's name.
     pub(crate) fn validate(&self) -> std::result::Result<(), String> {
         let (heads, kv_heads) = (self.num_attention_heads, self.kv_heads());
-        if heads == 0 || kv_heads == 0 || heads % kv_heads != 0 {
+        check_sizes(&[
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("vocab_size", self.vocab_size),
+            ("max_position_embeddings", self.max_position_embeddings),
+            ("num_attention_heads", heads),
+            ("num_key_value_heads", kv_heads),
+            ("head_dim", self.head_dim()),
+            ("all heads together", heads.saturating_mul(self.head_dim())),
+        ])?;
+        check_positive("rms_norm_eps", self.rms_norm_eps)?;
+        if heads % kv_heads != 0 {
             return Err(format!(
                 "{heads} attention heads cannot share {kv_heads} key heads"
             ));
         }
-        if self.head_dim() == 0 || self.head_dim() % 2 != 0 || self.vocab_size == 0 {
-            return Err(format!(
-                "head_dim {} or vocab_size {}",
-                self.head_dim(),
-                self.vocab_size
-            ));
+        if self.head_dim() % 2 != 0 {
+            return Err(format!("head_dim {} is odd", self.head_dim()));
         }
         self.inv_freq().map(|_| ())
     }
@@ -82,6 +90,7 @@ impl LlamaConfig {
             .rope_theta
             .or(self.rope_theta)
             .unwrap_or(10_000.0);
+        check_positive("rope_theta", theta)?;
         parameters.inv_freq(theta, self.head_dim())
     }
 

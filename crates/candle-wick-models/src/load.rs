@@ -47,14 +47,25 @@ enum Config {
 }
 
 impl Config {
-    fn parse(folder: &FlashFolder) -> Result<(Self, Value)> {
+    /// The folder's config, which must be that of the model that was converted.
+    fn read(folder: &FlashFolder) -> Result<(Self, Value)> {
         let path = folder.path().join("config.json");
+        let (config, json) = Self::parse(&path, &folder.config_json()?)?;
+        let manifest = folder.manifest();
+        let (got, expected) = (config.num_hidden_layers(), manifest.layers.len());
+        if got != expected {
+            let reason = format!("num_hidden_layers is {got}, the folder holds {expected} layers");
+            return Err(Error::Config { path, reason });
+        }
+        Ok((config, json))
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<(Self, Value)> {
         let fail = |reason: String| Error::Config {
-            path: path.clone(),
+            path: path.to_owned(),
             reason,
         };
-        let json: Value = serde_json::from_str(&folder.config_json()?)
-            .map_err(|error| fail(error.to_string()))?;
+        let json: Value = serde_json::from_str(text).map_err(|error| fail(error.to_string()))?;
         let model_type = json
             .get("model_type")
             .and_then(Value::as_str)
@@ -74,6 +85,13 @@ impl Config {
         }
         .map_err(fail)?;
         Ok((config, json))
+    }
+
+    fn num_hidden_layers(&self) -> usize {
+        match self {
+            Self::Llama(config) => config.num_hidden_layers,
+            Self::Opt(config) => config.num_hidden_layers,
+        }
     }
 
     fn max_position_embeddings(&self) -> usize {
@@ -152,9 +170,15 @@ pub struct LoadedModel {
     activation: Activation,
 }
 
+/// Refuses the text of a `config.json`, at `path`, that no model here can be made from.
+pub fn check_config(path: &Path, text: &str) -> Result<()> {
+    let (config, _) = Config::parse(path, text)?;
+    config.activation().map(|_| ())
+}
+
 /// What would be in DRAM, and nothing loaded.
 pub fn plan(folder: &FlashFolder, options: &LoadOptions) -> Result<BudgetPlan> {
-    let (config, _) = Config::parse(folder)?;
+    let (config, _) = Config::read(folder)?;
     plan_for(folder, &config, options)
 }
 
@@ -169,33 +193,45 @@ fn plan_for(folder: &FlashFolder, config: &Config, options: &LoadOptions) -> Res
 fn plan_budget(folder: &FlashFolder, config: &Config, options: &LoadOptions) -> Result<BudgetPlan> {
     // The pool's threads belong to what the process holds already.
     rayon::broadcast(|_| ());
-    let longest = config.max_position_embeddings().max(1);
+    let longest = config.max_position_embeddings();
     let ctx = options.ctx.unwrap_or(longest.min(CTX_DEFAULT));
     if ctx == 0 || ctx > longest {
         let path = folder.path().join("config.json");
         let reason = format!("a context of {ctx} was asked for, the model's longest is {longest}");
         return Err(Error::Config { path, reason });
     }
-    let predicted = folder.predictors().is_some() && config.activation()?.is_relu_like();
+    let activation = config.activation()?;
+    let predicted = activation.is_relu_like() && folder.predictors()?.is_some();
     let default = if predicted {
         SelectorKind::LowRank
     } else {
         SelectorKind::Dense
     };
+    let selector = options.selector.unwrap_or(default);
+    selector.check(folder, activation)?;
     let mut plan_options = PlanOptions {
         memory: options.memory,
-        selector: options.selector.unwrap_or(default),
+        selector,
         window_tokens: options.window_tokens,
         process_bytes: current_rss_bytes().unwrap_or(0),
     };
     let needs = config.needs(ctx);
     let plan = BudgetPlan::new(folder, &needs, &plan_options)?;
-    let free_bytes = available_memory_bytes().map(|bytes| (bytes as f64 * FREE_SHARE) as u64);
-    match free_bytes {
-        Some(free_bytes) if options.memory.is_none() && plan.total_bytes > free_bytes => {
+    let Some(available_bytes) = available_memory_bytes() else {
+        return Ok(plan);
+    };
+    let free_bytes = (available_bytes as f64 * FREE_SHARE) as u64;
+    let needed_bytes = plan.total_bytes.saturating_sub(plan_options.process_bytes);
+    match options.memory {
+        None if plan.total_bytes > free_bytes => {
             plan_options.memory = Some(Memory::Bytes(free_bytes));
             Ok(BudgetPlan::new(folder, &needs, &plan_options)?)
         }
+        // A share of the weights does not bound the rest, above all the KV cache of a long context.
+        Some(Memory::Percent(_)) if needed_bytes > available_bytes => Err(Error::MemoryFull {
+            needed_bytes,
+            available_bytes,
+        }),
         _ => Ok(plan),
     }
 }
@@ -208,7 +244,7 @@ pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<LoadedModel
 impl LoadedModel {
     /// Loads the model of an opened folder.
     pub fn load(folder: FlashFolder, options: &LoadOptions) -> Result<Self> {
-        let (config, json) = Config::parse(&folder)?;
+        let (config, json) = Config::read(&folder)?;
         let plan = plan_for(&folder, &config, options)?;
         let vb = FlashVarBuilder::new(&folder, plan.placement());
         let model = Model::load(vb.clone(), &config, plan.ctx, options.interrupt.clone())?;

@@ -11,6 +11,7 @@ use candle_wick::{
 use serde::Deserialize;
 
 use crate::interrupt::Interrupt;
+use crate::limits::check_sizes;
 
 /// The first two rows of the position table are unused (`OPTLearnedPositionalEmbedding`).
 const POSITION_OFFSET: usize = 2;
@@ -33,6 +34,10 @@ pub struct OptConfig {
     pub do_layer_norm_before: bool,
     pub word_embed_proj_dim: Option<usize>,
     #[serde(default = "yes")]
+    pub layer_norm_elementwise_affine: bool,
+    #[serde(default, rename = "_remove_final_layer_norm")]
+    pub remove_final_layer_norm: bool,
+    #[serde(default = "yes")]
     pub tie_word_embeddings: bool,
 }
 
@@ -48,13 +53,25 @@ impl OptConfig {
     /// Refuses what this definition cannot run; the error is a reason without the file's name.
     pub(crate) fn validate(&self) -> std::result::Result<(), String> {
         let (hidden, heads) = (self.hidden_size, self.num_attention_heads);
-        if heads == 0 || hidden == 0 || hidden % heads != 0 || self.vocab_size == 0 {
+        check_sizes(&[
+            ("hidden_size", hidden),
+            ("ffn_dim", self.ffn_dim),
+            ("vocab_size", self.vocab_size),
+            ("max_position_embeddings", self.max_position_embeddings),
+            ("num_attention_heads", heads),
+        ])?;
+        if hidden % heads != 0 {
             return Err(format!(
                 "hidden_size {hidden} cannot be split over {heads} attention heads"
             ));
         }
         if !self.do_layer_norm_before {
             return Err("do_layer_norm_before false (OPT-350m) is not supported yet".to_owned());
+        }
+        if self.remove_final_layer_norm || !self.layer_norm_elementwise_affine {
+            return Err(
+                "layer norms that are left out or have no weights are not supported".to_owned(),
+            );
         }
         match self.word_embed_proj_dim {
             Some(dim) if dim != hidden => Err(format!(

@@ -362,7 +362,7 @@ fn streamable(folder: &FlashFolder, needs: &ModelNeeds) -> Vec<(String, u64)> {
 fn slots_need(folder: &FlashFolder, selector: SelectorKind) -> Vec<f64> {
     let layers = &folder.manifest().layers;
     match (selector, folder.predictors()) {
-        (SelectorKind::LowRank, Some(PredictorMetadata { union_fraction, .. })) => layers
+        (SelectorKind::LowRank, Ok(Some(PredictorMetadata { union_fraction, .. }))) => layers
             .iter()
             .zip(union_fraction)
             .map(|(layer, union)| {

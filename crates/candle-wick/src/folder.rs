@@ -126,12 +126,35 @@ impl TensorFile {
     }
 }
 
+/// The predictors of a folder. Unusable ones only matter to who wants to use them: everything else works, and
+/// new ones can be fitted.
+enum PredictorFile {
+    Usable(TensorFile, PredictorMetadata),
+    Unusable { path: PathBuf, reason: String },
+}
+
+impl PredictorFile {
+    fn open(folder: &Path, direct: DirectIo, manifest: &Manifest) -> Option<Self> {
+        let path = folder.join(PREDICTORS_FILE);
+        if !path.exists() {
+            return None;
+        }
+        let opened = match TensorFile::open(path.clone(), direct) {
+            Ok(file) => PredictorMetadata::parse(&file.index.metadata, manifest)
+                .map(|metadata| Self::Usable(file, metadata)),
+            Err(Error::Format { source, .. }) => Err(source.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        Some(opened.unwrap_or_else(|reason| Self::Unusable { path, reason }))
+    }
+}
+
 struct Inner {
     path: PathBuf,
     manifest: Manifest,
     reader: Reader,
     resident: TensorFile,
-    predictors: Option<(TensorFile, PredictorMetadata)>,
+    predictors: Option<PredictorFile>,
     records: BTreeMap<String, TensorFile>,
     ring: Mutex<StreamRing>,
     ring_bytes: u64,
@@ -157,24 +180,19 @@ impl FlashFolder {
                 records.insert(layer.file.clone(), file);
             }
         }
-        let predictors_path = path.join(PREDICTORS_FILE);
-        let predictors = if predictors_path.exists() {
-            let file = TensorFile::open(predictors_path, io.direct)?;
-            let metadata =
-                PredictorMetadata::parse(&file.index.metadata, &manifest).map_err(|reason| {
-                    Error::Folder {
-                        path: file.path.clone(),
-                        reason,
-                    }
-                })?;
-            Some((file, metadata))
-        } else {
-            None
-        };
+        let predictors = PredictorFile::open(&path, io.direct, &manifest);
         let mut block_bytes_max = 0;
         for (name, extent) in &resident.index.tensors {
             if !is_auxiliary(name) {
                 block_bytes_max = block_bytes_max.max(resident.matrix(name, extent)?.block_bytes());
+            }
+        }
+        if let Some(PredictorFile::Usable(file, _)) = &predictors {
+            for (name, extent) in &file.index.tensors {
+                // One that is broken is refused when it is loaded.
+                if let Ok(matrix) = file.matrix(name, extent) {
+                    block_bytes_max = block_bytes_max.max(matrix.block_bytes());
+                }
             }
         }
         let strides = manifest.layers.iter().map(|layer| layer.stride_bytes);
@@ -218,9 +236,35 @@ impl FlashFolder {
         self.0.reader.counters()
     }
 
-    /// What is known of the folder's predictors, when it has some.
-    pub fn predictors(&self) -> Option<&PredictorMetadata> {
-        self.0.predictors.as_ref().map(|(_, metadata)| metadata)
+    /// What is known of the folder's predictors, when it has some; an error when they are broken or made for
+    /// another model.
+    pub fn predictors(&self) -> Result<Option<&PredictorMetadata>> {
+        match &self.0.predictors {
+            None => Ok(None),
+            Some(PredictorFile::Usable(_, metadata)) => Ok(Some(metadata)),
+            Some(PredictorFile::Unusable { path, reason }) => {
+                let (path, reason) = (path.clone(), reason.clone());
+                Err(Error::Folder { path, reason })
+            }
+        }
+    }
+
+    /// As [`Self::predictors`], for those who need them.
+    pub(crate) fn needed_predictors(&self) -> Result<&PredictorMetadata> {
+        self.predictors()?.ok_or_else(|| Error::Selector {
+            selector: "lowrank",
+            reason: format!(
+                "{} has no {PREDICTORS_FILE}; make it with `wick predictor fit`",
+                self.path().display()
+            ),
+        })
+    }
+
+    fn predictor_tensors(&self) -> Option<&TensorFile> {
+        match &self.0.predictors {
+            Some(PredictorFile::Usable(file, _)) => Some(file),
+            _ => None,
+        }
     }
 
     pub(crate) fn reader(&self) -> &Reader {
@@ -251,7 +295,7 @@ impl FlashFolder {
 
     /// Bytes of all predictor tensors.
     pub(crate) fn predictor_bytes(&self) -> u64 {
-        let Some((file, _)) = &self.0.predictors else {
+        let Some(file) = self.predictor_tensors() else {
             return 0;
         };
         let tensors = file
@@ -268,10 +312,7 @@ impl FlashFolder {
     }
 
     fn tensor_file(&self, name: &str) -> Option<(&TensorFile, &TensorExtent)> {
-        let files = [
-            Some(&self.0.resident),
-            self.0.predictors.as_ref().map(|(file, _)| file),
-        ];
+        let files = [Some(&self.0.resident), self.predictor_tensors()];
         let mut found = files.into_iter().flatten().filter_map(|file| {
             let extent = file.index.tensors.get(name)?;
             Some((file, extent))

@@ -10,7 +10,9 @@ use std::str::FromStr;
 
 use wick_kernels::dot_rows;
 
+use crate::activation::Activation;
 use crate::error::{Error, Result};
+use crate::folder::FlashFolder;
 use crate::matrix::Matrix;
 use crate::neurons::{LayerNeurons, Rows};
 use crate::var_builder::FlashVarBuilder;
@@ -35,6 +37,24 @@ impl SelectorKind {
             Self::Oracle => "oracle",
             Self::LowRank => "lowrank",
         }
+    }
+
+    /// Refuses a selector that cannot be exact for `activation`, or lacks what it needs in `folder`.
+    pub fn check(self, folder: &FlashFolder, activation: Activation) -> Result<()> {
+        if self != Self::Dense && !activation.is_relu_like() {
+            return Err(Error::Selector {
+                selector: self.name(),
+                reason: format!(
+                    "activation {} is never exactly zero, so no neuron can be skipped; use dense \
+                     (dip, for such models, is not there yet)",
+                    activation.name()
+                ),
+            });
+        }
+        if self == Self::LowRank {
+            folder.needed_predictors()?;
+        }
+        Ok(())
     }
 }
 
@@ -117,31 +137,11 @@ impl Selector {
     /// The placement's selector for the layer `vb` is at; refused where it cannot be exact or is not there.
     pub(crate) fn load(vb: &FlashVarBuilder, index: usize, neurons: &LayerNeurons) -> Result<Self> {
         let kind = vb.placement().selector;
-        let activation = neurons.activation;
-        let refuse = |reason: String| {
-            Err(Error::Selector {
-                selector: kind.name(),
-                reason,
-            })
-        };
-        if kind == SelectorKind::Dense {
-            return Ok(Self::Dense);
-        }
-        if !activation.is_relu_like() {
-            return refuse(format!(
-                "activation {} is never exactly zero, so no neuron can be skipped; use dense \
-                 (dip, for such models, is not there yet)",
-                activation.name()
-            ));
-        }
-        if kind == SelectorKind::Oracle {
-            return Ok(Self::Oracle);
-        }
-        let Some(metadata) = vb.folder().predictors() else {
-            return refuse(format!(
-                "{} has no predictors.safetensors; make it with `wick predictor fit`",
-                vb.folder().path().display()
-            ));
+        kind.check(vb.folder(), neurons.activation)?;
+        let metadata = match kind {
+            SelectorKind::Dense => return Ok(Self::Dense),
+            SelectorKind::Oracle => return Ok(Self::Oracle),
+            SelectorKind::LowRank => vb.folder().needed_predictors()?,
         };
         let layer = &neurons.layer;
         let name = format!("{}.predictor.down.weight", layer.prefix);

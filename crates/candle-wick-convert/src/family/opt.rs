@@ -33,7 +33,6 @@ fn spec(config: &ModelConfig) -> Result<ModelSpec, ConvertError> {
     let layer_count = config.layer_count("num_hidden_layers")?;
     check_variant(config, hidden)?;
     let bias = config.flag_or("enable_bias", true)?;
-    let affine = config.flag_or("layer_norm_elementwise_affine", true)?;
 
     let embedding = "model.decoder.embed_tokens.weight".to_string();
     let mut resident = vec![
@@ -50,14 +49,12 @@ fn spec(config: &ModelConfig) -> Result<ModelSpec, ConvertError> {
                 resident.push(TensorNeed::new(format!("{name}.bias"), &[hidden]));
             }
         }
-        if affine {
-            push_norm(
-                &format!("{prefix}.self_attn_layer_norm"),
-                hidden,
-                &mut resident,
-            );
-            push_norm(&format!("{prefix}.final_layer_norm"), hidden, &mut resident);
-        }
+        push_norm(
+            &format!("{prefix}.self_attn_layer_norm"),
+            hidden,
+            &mut resident,
+        );
+        push_norm(&format!("{prefix}.final_layer_norm"), hidden, &mut resident);
         if bias {
             resident.push(TensorNeed::new(
                 format!("{prefix}.fc1.bias"),
@@ -67,9 +64,7 @@ fn spec(config: &ModelConfig) -> Result<ModelSpec, ConvertError> {
         }
         layers.push(ffn(prefix, intermediate, bias));
     }
-    if affine && !config.flag_or("_remove_final_layer_norm", false)? {
-        push_norm("model.decoder.final_layer_norm", hidden, &mut resident);
-    }
+    push_norm("model.decoder.final_layer_norm", hidden, &mut resident);
     Ok(ModelSpec {
         hidden_size: hidden,
         layers,

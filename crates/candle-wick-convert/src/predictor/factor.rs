@@ -9,8 +9,10 @@
 //! `V` comes from subspace iteration on `Lᵀ Wᵀ W L`, which is never formed: products are candle's, the small
 //! orthogonalisations are in f64.
 
-use candle::{Device, Result, Tensor};
+use candle::{DType, Device, Result, Tensor};
+use candle_nn::VarBuilder;
 use nalgebra::{Cholesky, DMatrix, SymmetricEigen};
+use wick_format::FfnLayer;
 
 /// Columns beyond the rank, which make the wanted ones converge.
 const EXTRA_COLUMNS: usize = 16;
@@ -50,6 +52,27 @@ impl Factors {
         let predicted = up.matmul(&down.matmul(&mean)?)?;
         let bias = (bias + (weight.matmul(&mean)? - predicted)?.squeeze(1)?)?;
         Ok(Self { down, up, bias })
+    }
+
+    /// The factors in the predictor file of a layer.
+    pub(super) fn stored(tensors: &VarBuilder<'_>, layer: &FfnLayer) -> Result<Self> {
+        let name = |part: &str| format!("{}.predictor.{part}", layer.prefix);
+        let f32 = |part: &str| tensors.get_unchecked_dtype(&name(part), DType::F32);
+        Ok(Self {
+            down: f32("down.weight")?,
+            up: f32("up.weight")?,
+            bias: f32("up.bias")?,
+        })
+    }
+
+    /// The matrices with values that `dtype` can hold.
+    pub(super) fn rounded(self, dtype: DType) -> Result<Self> {
+        let round = |tensor: &Tensor| tensor.to_dtype(dtype)?.to_dtype(DType::F32);
+        Ok(Self {
+            down: round(&self.down)?,
+            up: round(&self.up)?,
+            bias: self.bias,
+        })
     }
 
     /// Scores `(tokens, intermediate)` of inputs `x` `(tokens, hidden)`.

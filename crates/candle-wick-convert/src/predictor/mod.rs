@@ -7,16 +7,16 @@
 
 mod capture;
 mod factor;
+mod file;
 mod threshold;
 
 use std::path::{Path, PathBuf};
 
 use candle::{DType, Device, Tensor};
-use candle_wick::{Memory, PredictorMetadata, SelectorKind, PREDICTORS_FILE};
+use candle_wick::{Memory, SelectorKind};
 use candle_wick_models::{Interrupt, LoadOptions, LoadedModel, WickTokenizer};
-use wick_format::{crc32c, ChecksumBlocks, FfnLayer, FileLayout, StoredDtype, TensorSpec};
+use wick_format::{FfnLayer, Manifest};
 
-use crate::output::OutputFolder;
 use crate::ConvertError;
 use capture::Capture;
 use factor::Factors;
@@ -84,65 +84,140 @@ pub fn fit(
     options: &FitOptions,
     progress: &dyn Fn(FitProgress),
 ) -> Result<FitReport, ConvertError> {
-    let problem = |path: &Path, problem: &str| ConvertError::Checkpoint {
-        path: path.to_owned(),
-        problem: problem.to_owned(),
-    };
     if !(options.recall > 0.0 && options.recall <= 1.0) || options.rank == 0 {
-        return Err(problem(
-            model,
-            "needs a rank of at least 1 and a recall above 0, at most 1",
-        ));
+        let problem = "needs a rank of at least 1 and a recall above 0, at most 1";
+        return Err(problem_with(model, problem.to_owned()));
     }
-    let load = LoadOptions {
-        selector: Some(SelectorKind::Dense),
-        memory: options.memory,
-        interrupt: options.interrupt.clone(),
-        ..LoadOptions::default()
-    };
-    let mut loaded = candle_wick_models::load(model, &load)?;
-    if !loaded.activation().is_relu_like() {
-        let name = loaded.activation().name();
-        let problem_text = format!(
-            "has activation {name}, whose neurons are never exactly zero: nothing to predict"
-        );
-        return Err(problem(model, &problem_text));
-    }
-    let ids = ids_of(model, text, loaded.ctx(), options.tokens)?;
-    let total = ids.len();
-    let done = std::cell::Cell::new(0);
-    let capture = Capture::record(&mut loaded, model, &ids, &|tokens| {
-        done.set(done.get() + tokens);
-        progress(FitProgress {
-            step: "tokens",
-            done: done.get(),
-            total,
-        });
+    let observed = Observed::on(model, text, options, progress)?;
+    let parts = Parts::of(observed.tokens);
+    let fitted = observed.for_each_layer(options, progress, |layer, x| {
+        fit_layer(&observed.model, layer, x, &parts, options)
     })?;
-    let parts = Parts::of(total);
-    let layers = loaded.folder().manifest().layers.clone();
-    let mut fitted = Vec::with_capacity(layers.len());
-    for (index, layer) in layers.iter().enumerate() {
-        if options.interrupt.is_triggered() {
-            return Err(candle_wick_models::Error::Interrupted.into());
+    let (path, bytes) = file::write(model, observed.manifest(), &fitted)?;
+    let tokens = [parts.fit, parts.tune, parts.measure];
+    let layers = fitted.iter().map(|(_, quality)| *quality).collect();
+    Ok(FitReport {
+        path,
+        bytes,
+        rank: options.rank,
+        tokens,
+        layers,
+    })
+}
+
+/// Measures the predictors in the model's folder on `text`; of `options`, rank and recall play no part.
+pub fn measure(
+    model: &Path,
+    text: &Path,
+    options: &FitOptions,
+    progress: &dyn Fn(FitProgress),
+) -> Result<Vec<LayerQuality>, ConvertError> {
+    let observed = Observed::on(model, text, options, progress)?;
+    let predictors = observed
+        .model
+        .folder()
+        .predictors()
+        .map_err(candle_wick_models::Error::from)?;
+    let Some(metadata) = predictors.cloned() else {
+        return Err(problem_with(
+            model,
+            "has no predictors to measure".to_owned(),
+        ));
+    };
+    let mut thresholds = metadata.thresholds.into_iter();
+    observed.for_each_layer(options, progress, |layer, x| {
+        let (weight, bias) = deciding(&observed.model, layer)?;
+        let factors = Factors::stored(&observed.model.dense_weights(), layer)?;
+        let threshold = thresholds.next().unwrap_or(f32::MAX);
+        Truth {
+            weight: &weight,
+            bias: &bias,
         }
-        let x = capture.inputs(index, layer.hidden_size)?;
-        let one = fit_layer(&loaded, layer, &x, &parts, options);
-        fitted.push(one.map_err(candle_wick_models::Error::from)?);
-        progress(FitProgress {
-            step: "layers",
-            done: index + 1,
-            total: layers.len(),
-        });
+        .quality(&factors, x, threshold)
+    })
+}
+
+/// A model that ran over a text, and what its FFNs saw.
+struct Observed {
+    model: LoadedModel,
+    capture: Capture,
+    tokens: usize,
+}
+
+impl Observed {
+    fn on(
+        path: &Path,
+        text: &Path,
+        options: &FitOptions,
+        progress: &dyn Fn(FitProgress),
+    ) -> Result<Self, ConvertError> {
+        let load = LoadOptions {
+            selector: Some(SelectorKind::Dense),
+            memory: options.memory,
+            interrupt: options.interrupt.clone(),
+            ..LoadOptions::default()
+        };
+        let mut model = candle_wick_models::load(path, &load)?;
+        let activation = model.activation();
+        if !activation.is_relu_like() {
+            let name = activation.name();
+            let problem = "whose neurons are never exactly zero: nothing to predict";
+            return Err(problem_with(
+                path,
+                format!("has activation {name}, {problem}"),
+            ));
+        }
+        let ids = ids_of(path, text, model.ctx(), options.tokens)?;
+        let (tokens, done) = (ids.len(), std::cell::Cell::new(0));
+        let capture = Capture::record(&mut model, path, &ids, &|tokens_more| {
+            done.set(done.get() + tokens_more);
+            progress(FitProgress {
+                step: "tokens",
+                done: done.get(),
+                total: tokens,
+            });
+        })?;
+        Ok(Self {
+            model,
+            capture,
+            tokens,
+        })
     }
-    write(
-        model,
-        &loaded,
-        &layers,
-        &fitted,
-        options,
-        [parts.fit, parts.tune, parts.measure],
-    )
+
+    fn manifest(&self) -> &Manifest {
+        self.model.folder().manifest()
+    }
+
+    /// Calls `each(layer, inputs)` for one layer after the other.
+    fn for_each_layer<T>(
+        &self,
+        options: &FitOptions,
+        progress: &dyn Fn(FitProgress),
+        mut each: impl FnMut(&FfnLayer, &Tensor) -> candle::Result<T>,
+    ) -> Result<Vec<T>, ConvertError> {
+        let layers = &self.manifest().layers;
+        let mut results = Vec::with_capacity(layers.len());
+        for (index, layer) in layers.iter().enumerate() {
+            if options.interrupt.is_triggered() {
+                return Err(candle_wick_models::Error::Interrupted.into());
+            }
+            let inputs = self.capture.inputs(index, layer.hidden_size)?;
+            results.push(each(layer, &inputs).map_err(candle_wick_models::Error::from)?);
+            progress(FitProgress {
+                step: "layers",
+                done: index + 1,
+                total: layers.len(),
+            });
+        }
+        Ok(results)
+    }
+}
+
+fn problem_with(path: &Path, problem: String) -> ConvertError {
+    ConvertError::Checkpoint {
+        path: path.to_owned(),
+        problem,
+    }
 }
 
 /// How many tokens serve which purpose; they follow each other in the text.
@@ -165,22 +240,20 @@ impl Parts {
 
 /// The ids of the text: whole blocks of the context, spread evenly over it when there are more than wanted.
 fn ids_of(model: &Path, text: &Path, ctx: usize, tokens: usize) -> Result<Vec<u32>, ConvertError> {
-    let tokenizer = WickTokenizer::load(model)?.ok_or_else(|| ConvertError::Checkpoint {
-        path: model.to_owned(),
-        problem: "has no tokenizer.json, which a text needs".to_owned(),
+    let tokenizer = WickTokenizer::load(model)?.ok_or_else(|| {
+        problem_with(
+            model,
+            "has no tokenizer.json, which a text needs".to_owned(),
+        )
     })?;
     let content = std::fs::read_to_string(text).map_err(ConvertError::io(text, "read"))?;
     let ids = tokenizer.encode(&content)?;
     let (blocks, wanted) = (ids.len() / ctx, tokens.div_ceil(ctx));
     if blocks < 10 {
-        return Err(ConvertError::Checkpoint {
-            path: text.to_owned(),
-            problem: format!(
-                "has {} tokens; a fit needs at least {}",
-                ids.len(),
-                10 * ctx
-            ),
-        });
+        return Err(problem_with(
+            text,
+            format!("has {} tokens, {} are needed", ids.len(), 10 * ctx),
+        ));
     }
     let kept = wanted.clamp(10, blocks);
     let starts = (0..kept).map(|block| block * blocks / kept * ctx);
@@ -189,13 +262,8 @@ fn ids_of(model: &Path, text: &Path, ctx: usize, tokens: usize) -> Result<Vec<u3
         .collect())
 }
 
-fn fit_layer(
-    model: &LoadedModel,
-    layer: &FfnLayer,
-    x: &Tensor,
-    parts: &Parts,
-    options: &FitOptions,
-) -> candle::Result<(Factors, LayerQuality)> {
+/// Weight and bias of the matrix that decides which neurons are active.
+fn deciding(model: &LoadedModel, layer: &FfnLayer) -> candle::Result<(Tensor, Tensor)> {
     let dense = model.dense_weights();
     let (name, bias) = match &layer.gate {
         Some(gate) => (gate, &layer.gate_bias),
@@ -206,14 +274,20 @@ fn fit_layer(
         Some(name) => dense.get(layer.intermediate_size, name)?,
         None => Tensor::zeros(layer.intermediate_size, DType::F32, &Device::Cpu)?,
     };
+    Ok((weight, bias))
+}
+
+fn fit_layer(
+    model: &LoadedModel,
+    layer: &FfnLayer,
+    x: &Tensor,
+    parts: &Parts,
+    options: &FitOptions,
+) -> candle::Result<(Factors, LayerQuality)> {
+    let (weight, bias) = deciding(model, layer)?;
     let factors = Factors::fit(&weight, &bias, &x.narrow(0, 0, parts.fit)?, options.rank)?;
     // Thresholds are for the factors as they are stored.
-    let rounded = |tensor: &Tensor| tensor.to_dtype(DType::F16)?.to_dtype(DType::F32);
-    let factors = Factors {
-        down: rounded(&factors.down)?,
-        up: rounded(&factors.up)?,
-        bias: factors.bias,
-    };
+    let factors = factors.rounded(DType::F16)?;
     let truth = Truth {
         weight: &weight,
         bias: &bias,
@@ -223,97 +297,4 @@ fn fit_layer(
     let measure = x.narrow(0, parts.fit + parts.tune, parts.measure)?;
     let quality = truth.quality(&factors, &measure, threshold)?;
     Ok((factors, quality))
-}
-
-fn write(
-    folder: &Path,
-    model: &LoadedModel,
-    layers: &[FfnLayer],
-    fitted: &[(Factors, LayerQuality)],
-    options: &FitOptions,
-    tokens: [usize; 3],
-) -> Result<FitReport, ConvertError> {
-    let of = |value: fn(&LayerQuality) -> f32| {
-        fitted.iter().map(|(_, quality)| value(quality)).collect()
-    };
-    let metadata = PredictorMetadata {
-        model_hash: model.folder().manifest().model_hash.clone(),
-        input: "ffn_input".to_owned(),
-        between: "none".to_owned(),
-        thresholds: of(|quality| quality.threshold),
-        recall: of(|quality| quality.recall),
-        selected_fraction: of(|quality| quality.selected_fraction),
-        union_fraction: of(|quality| quality.union_fraction),
-    };
-    let mut tensors = Vec::new();
-    for (layer, (factors, _)) in layers.iter().zip(fitted) {
-        let name = |part: &str| format!("{}.predictor.{part}", layer.prefix);
-        tensors.push((name("down.weight"), StoredDtype::F16, &factors.down));
-        tensors.push((name("up.weight"), StoredDtype::F16, &factors.up));
-        tensors.push((name("up.bias"), StoredDtype::F32, &factors.bias));
-    }
-    let path = folder.join(PREDICTORS_FILE);
-    let mut specs = Vec::new();
-    let mut contents = std::collections::BTreeMap::new();
-    for (name, dtype, tensor) in &tensors {
-        specs.push(TensorSpec::new(name, *dtype, tensor.dims()));
-        let bytes = bytes_of(tensor, *dtype).map_err(candle_wick_models::Error::from)?;
-        contents.insert(name.clone(), bytes);
-    }
-    for (name, dtype, tensor) in &tensors {
-        let blocks =
-            ChecksumBlocks::of(tensor.dims(), *dtype).map_err(ConvertError::format(&path))?;
-        let checksums: Vec<u8> = (0..blocks.block_count())
-            .flat_map(|block| {
-                let range = blocks.block_bytes_range(block);
-                crc32c(&contents[name][range.start as usize..range.end as usize]).to_le_bytes()
-            })
-            .collect();
-        let checksums_name = ChecksumBlocks::tensor_name(name);
-        specs.push(TensorSpec::new(
-            &checksums_name,
-            StoredDtype::U32,
-            &[blocks.block_count()],
-        ));
-        contents.insert(checksums_name, checksums);
-    }
-    let layout =
-        FileLayout::new(&specs, &metadata.to_map()).map_err(ConvertError::format(&path))?;
-    let output = OutputFolder::open(folder)?;
-    let entry = output.write_file(PREDICTORS_FILE, layout.total_bytes(), |file| {
-        file.write(layout.header_bytes())?;
-        for (name, extent) in layout.entries() {
-            match contents.get(name) {
-                Some(bytes) => file.write(bytes)?,
-                None => file.write(&vec![0; extent.len_bytes as usize])?, // padding, below 4096 bytes
-            }
-        }
-        Ok(())
-    })?;
-    let layers = fitted.iter().map(|(_, quality)| *quality).collect();
-    Ok(FitReport {
-        path,
-        bytes: entry.size_bytes,
-        rank: options.rank,
-        tokens,
-        layers,
-    })
-}
-
-fn bytes_of(tensor: &Tensor, dtype: StoredDtype) -> candle::Result<Vec<u8>> {
-    let tensor = tensor.flatten_all()?;
-    Ok(match dtype {
-        StoredDtype::F16 => {
-            let values = tensor.to_dtype(DType::F16)?.to_vec1::<half::f16>()?;
-            values
-                .iter()
-                .flat_map(|value| value.to_le_bytes())
-                .collect()
-        }
-        _ => tensor
-            .to_vec1::<f32>()?
-            .iter()
-            .flat_map(|value| value.to_le_bytes())
-            .collect(),
-    })
 }
