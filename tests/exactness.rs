@@ -53,10 +53,7 @@ fn logits_are_the_same_bytes_at_every_slot_count_thread_count_and_io_mode() {
         for selector in selectors {
             let mut reference = None;
             for direct in [DirectIo::Preferred, DirectIo::Off] {
-                let io = IoOptions {
-                    direct,
-                    ..IoOptions::default()
-                };
+                let io = IoOptions { direct, threads: 4 };
                 let folder = FlashFolder::open(out.path(), io).unwrap();
                 let ffn = folder.manifest().layers[0].intermediate_size;
                 let token_set = token_set(&folder, selector, &ids);

@@ -35,10 +35,6 @@ fn check_family(name: &str, tolerance: f64, selector: SelectorKind) {
         );
     }
     model.reset();
-    assert!(
-        expected.greedy_margin_min > 0.01,
-        "{name}: a tie could go either way"
-    );
     let count = expected.greedy.len();
     assert_eq!(
         greedy(&mut model, &expected.ids, count),

@@ -124,11 +124,10 @@ impl Report {
         let phase = if decode.tokens > 0 { decode } else { prompt };
         let ffn = phase.ffn;
         let booked = ffn.io + ffn.memory + ffn.compute;
-        let predictors = folder
-            .predictors()
-            .ok()
-            .flatten()
-            .filter(|_| plan.selector == SelectorKind::LowRank);
+        let predictors = match plan.selector {
+            SelectorKind::LowRank => folder.predictors().ok().flatten(),
+            SelectorKind::Dense | SelectorKind::Oracle => None,
+        };
         Self {
             model: folder.path().display().to_string(),
             selector: plan.selector.name(),

@@ -14,7 +14,6 @@ pub struct Expected {
     pub logprobs: Vec<f64>,
     pub last_logits: Vec<f32>,
     pub greedy: Vec<u32>,
-    pub greedy_margin_min: f64,
 }
 
 /// A fixture's folder.

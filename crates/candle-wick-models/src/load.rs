@@ -4,8 +4,9 @@ use std::path::Path;
 
 use candle::{Device, IndexOp, Tensor};
 use candle_wick::{
-    available_memory_bytes, current_rss_bytes, Activation, BudgetPlan, FfnRecorder, FfnStats,
-    FlashFolder, FlashVarBuilder, IoOptions, Memory, ModelNeeds, PlanOptions, SelectorKind,
+    available_memory_bytes, current_rss_bytes, release_free_heap, Activation, BudgetPlan,
+    FfnRecorder, FfnStats, FlashFolder, FlashVarBuilder, IoOptions, Memory, ModelNeeds,
+    PlanOptions, SelectorKind,
 };
 use serde_json::Value;
 
@@ -193,6 +194,8 @@ fn plan_for(folder: &FlashFolder, config: &Config, options: &LoadOptions) -> Res
 fn plan_budget(folder: &FlashFolder, config: &Config, options: &LoadOptions) -> Result<BudgetPlan> {
     // The pool's threads belong to what the process holds already.
     rayon::broadcast(|_| ());
+    // What loading a tokenizer left free would be counted here and used again below.
+    release_free_heap();
     let longest = config.max_position_embeddings();
     let ctx = options.ctx.unwrap_or(longest.min(CTX_DEFAULT));
     if ctx == 0 || ctx > longest {

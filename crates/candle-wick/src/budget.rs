@@ -63,7 +63,7 @@ pub struct PlanOptions {
     pub selector: SelectorKind,
     /// See [`Placement::window_tokens`].
     pub window_tokens: Option<usize>,
-    /// What the process holds before anything is loaded.
+    /// What the process holds before anything is loaded, the opened folder's ring included.
     pub process_bytes: u64,
 }
 
@@ -144,7 +144,7 @@ impl Fixed {
         let chunk = chunk_tokens.min(needs.ctx);
         let activations = 4 * (chunk * needs.token_values + 3 * needs.vocab_size) as u64;
         Self {
-            process: options.process_bytes + LATER_PAGES_BYTES,
+            process: options.process_bytes.saturating_sub(folder.ring_bytes()) + LATER_PAGES_BYTES,
             kv: needs.kv_position_bytes * needs.ctx as u64,
             scratch: activations + workspace_bytes(chunk, needs.hidden_size, ffn),
             ring: folder.ring_bytes(),

@@ -44,6 +44,7 @@ pub use selector::SelectorKind;
 pub use stats::FfnStats;
 pub use var_builder::{FlashVarBuilder, Placement};
 pub use wick_io::{
-    available_memory_bytes, current_rss_bytes, peak_rss_bytes, DirectIo, IoCounters, IoMode,
+    available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap, DirectIo,
+    IoCounters, IoMode,
 };
 pub use workspace::FfnRecorder;

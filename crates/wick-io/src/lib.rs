@@ -49,7 +49,7 @@ mod transfer;
 pub use buffer::SlotBuffer;
 pub use error::IoError;
 pub use file::{DirectIo, FlashFile, IoMode};
-pub use memory::{available_memory_bytes, current_rss_bytes, peak_rss_bytes};
+pub use memory::{available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap};
 pub use plan::SlotRead;
 pub use reader::{IoCounters, Reader, READER_THREADS_MAX, READER_THREAD_BYTES_MAX};
 pub use source::SourceFile;

@@ -116,6 +116,16 @@ fn memory_groups(table: &str) -> Vec<MemoryGroup> {
     groups
 }
 
+/// Gives free pages of the heap back to the system where the allocator keeps them (glibc), so that the resident
+/// set is what the program holds and not what it once held.
+pub fn release_free_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: a plain call without preconditions; the allocator takes its own locks.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 #[cfg(target_os = "macos")]
 fn macos_peak_rss_bytes() -> Option<u64> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
