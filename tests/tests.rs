@@ -3,6 +3,7 @@
 mod budget;
 mod demo;
 mod exactness;
+mod failures;
 mod fixtures;
 mod stock;
 mod support;

@@ -119,8 +119,13 @@ impl ModelArgs {
                 .with_context(|| format!("starting {threads} threads"))?;
         }
         let folder = self.folder.open()?;
+        let tokenizer = WickTokenizer::load(folder.path())?;
+        if let Some(tokenizer) = &tokenizer {
+            // What it builds on first use is there when the plan counts, in every command.
+            tokenizer.encode("It was a dark evening.")?;
+        }
         Ok(OpenedModel {
-            tokenizer: WickTokenizer::load(folder.path())?,
+            tokenizer,
             options: self.options(interrupt),
             folder,
         })

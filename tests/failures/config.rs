@@ -1,0 +1,145 @@
+//! `config.json` with numbers that cannot be, before a conversion and after it.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{json, Value};
+
+use super::convert::Place;
+use super::{converted, edit_json, fixture, refused, replace_listed, text};
+
+const LLAMA_SIZES: [&str; 8] = [
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+];
+const OPT_SIZES: [&str; 6] = [
+    "num_hidden_layers",
+    "hidden_size",
+    "ffn_dim",
+    "vocab_size",
+    "num_attention_heads",
+    "max_position_embeddings",
+];
+
+/// Values that no size may have.
+fn absurd() -> [Value; 8] {
+    let large = 1_000_000_000_000u64;
+    [
+        json!(large),
+        json!(u64::MAX),
+        json!(1u64 << 63),
+        json!(0),
+        json!(-1),
+        json!("64"),
+        json!(1.5),
+        json!([64]),
+    ]
+}
+
+/// Values of the Llama's other keys.
+fn other_llama_values() -> Vec<(&'static str, Value)> {
+    vec![
+        ("rms_norm_eps", json!(0)),
+        ("rms_norm_eps", json!(-1e-5)),
+        ("rms_norm_eps", json!("small")),
+        ("rope_theta", json!(0)),
+        ("rope_theta", json!(-10000.0)),
+        ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0})),
+        ("rope_scaling", json!({"rope_type": "llama3"})),
+        ("rope_scaling", json!({"rope_type": "linear", "factor": 0})),
+        ("rope_scaling", json!(7)),
+        ("head_dim", json!(3)),
+        ("hidden_act", json!("tanh")),
+        ("hidden_act", json!(7)),
+        ("model_type", json!("gpt2")),
+        ("model_type", json!(null)),
+        ("tie_word_embeddings", json!("yes")),
+    ]
+}
+
+fn cases() -> Vec<(&'static str, &'static str, Value)> {
+    let mut cases = Vec::new();
+    for (name, keys) in [
+        ("llama-2-silu", &LLAMA_SIZES[..]),
+        ("opt-pre-ln", &OPT_SIZES),
+    ] {
+        for key in keys {
+            cases.extend(absurd().map(|value| (name, *key, value)));
+        }
+    }
+    cases.extend(
+        other_llama_values()
+            .into_iter()
+            .map(|(key, value)| ("llama-2-silu", key, value)),
+    );
+    for (key, value) in [
+        ("do_layer_norm_before", json!(false)),
+        ("word_embed_proj_dim", json!(32)),
+        ("_remove_final_layer_norm", json!(true)),
+        ("layer_norm_elementwise_affine", json!(false)),
+        ("activation_function", json!("tanh")),
+    ] {
+        cases.push(("opt-pre-ln", key, value));
+    }
+    cases
+}
+
+#[test]
+fn what_cannot_be_run_is_not_converted() {
+    for (name, key, value) in cases() {
+        let place = Place::of(name);
+        edit_json(&place.source.join("config.json"), |config| {
+            config[key] = value
+        });
+        place.refuses(&[]);
+    }
+    for garbage in ["", "{", "[]", "7", "{}"] {
+        let place = Place::of("opt-pre-ln");
+        fs::write(place.source.join("config.json"), garbage).unwrap();
+        place.refuses(&["config.json"]);
+    }
+}
+
+fn with_config(folder: &Path, original: &Value, key: &str, value: &Value) {
+    let mut config = original.clone();
+    config[key] = value.clone();
+    replace_listed(folder, "config.json", config.to_string().as_bytes());
+}
+
+#[test]
+fn a_config_edited_after_the_conversion() {
+    for name in ["llama-2-silu", "opt-pre-ln"] {
+        let folder = converted(&fixture(name));
+        let original: Value =
+            serde_json::from_slice(&fs::read(folder.path().join("config.json")).unwrap()).unwrap();
+        let run = ["run", text(folder.path()), "--ids", "1,2", "-n", "1"];
+        for (_, key, value) in cases().into_iter().filter(|case| case.0 == name) {
+            with_config(folder.path(), &original, key, &value);
+            refused(&run, &[]);
+        }
+        // Numbers that are possible, but not those of the tensors.
+        for (layers, part) in [(2, "num_hidden_layers is 2"), (4, "num_hidden_layers is 4")] {
+            with_config(
+                folder.path(),
+                &original,
+                "num_hidden_layers",
+                &json!(layers),
+            );
+            refused(&run, &["config.json", part, "3 layers"]);
+        }
+        for (key, value) in [("hidden_size", 128), ("vocab_size", 321)] {
+            with_config(folder.path(), &original, key, &json!(value));
+            refused(&run, &[&value.to_string()]);
+        }
+        fs::write(folder.path().join("config.json"), "{}").unwrap();
+        refused(&run, &["config.json", "2 bytes"]);
+        fs::remove_file(folder.path().join("config.json")).unwrap();
+        refused(&run, &["config.json"]);
+    }
+}
