@@ -14,7 +14,7 @@ fn assets() -> PathBuf {
 }
 
 /// The converted model with its shipped predictors.
-fn demo() -> tempfile::TempDir {
+pub fn demo() -> tempfile::TempDir {
     let folder = converted(&assets());
     let predictors = "predictors.safetensors";
     std::fs::copy(assets().join(predictors), folder.path().join(predictors)).unwrap();

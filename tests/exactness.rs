@@ -1,8 +1,11 @@
 //! Same selection, same bytes: at every budget, thread count and way of reading.
 
+use std::path::Path;
+
 use candle_wick::{DirectIo, FlashFolder, IoOptions, SelectorKind};
 use candle_wick_models::{LoadOptions, LoadedModel};
 
+use crate::demo::demo;
 use crate::support::{converted, expected, fixture, greedy};
 
 /// Bits of the logits of a prompt scored position by position, and of decoding after it.
@@ -35,47 +38,59 @@ fn with_slots(folder: &FlashFolder, selector: SelectorKind, slots: usize) -> Loa
     LoadedModel::load(folder.clone(), &options).unwrap()
 }
 
-#[test]
-fn logits_are_the_same_bytes_at_every_slot_count_thread_count_and_io_mode() {
-    for (name, selectors) in [
-        (
-            "opt-pre-ln",
-            vec![SelectorKind::Dense, SelectorKind::Oracle],
-        ),
-        (
-            "llama-relu-gqa-f16",
-            vec![SelectorKind::Dense, SelectorKind::Oracle],
-        ),
-        ("llama-2-silu", vec![SelectorKind::Dense]),
-    ] {
-        let out = converted(&fixture(name));
-        let ids = expected(name).ids;
-        for selector in selectors {
-            let mut reference = None;
-            for direct in [DirectIo::Preferred, DirectIo::Off] {
-                let io = IoOptions { direct, threads: 4 };
-                let folder = FlashFolder::open(out.path(), io).unwrap();
-                let ffn = folder.manifest().layers[0].intermediate_size;
-                let token_set = token_set(&folder, selector, &ids);
-                for slots in [2, 3, token_set - 1, token_set + 1, ffn / 2, ffn - 1, ffn] {
-                    for threads in [1, 3] {
-                        let pool = rayon::ThreadPoolBuilder::new()
-                            .num_threads(threads)
-                            .build()
-                            .unwrap();
-                        let got = pool.install(|| {
-                            fingerprint(&mut with_slots(&folder, selector, slots), &ids)
-                        });
-                        let reference = reference.get_or_insert_with(|| got.clone());
-                        assert!(
-                            *reference == got,
-                            "{name} {selector} {slots} slots {threads} threads {direct:?}"
-                        );
-                    }
+/// Fingerprints at every slot count between the smallest and all, two thread counts, direct and buffered.
+fn check(name: &str, out: &Path, ids: &[u32], smallest: &[usize], selectors: &[SelectorKind]) {
+    for &selector in selectors {
+        let mut reference = None;
+        for direct in [DirectIo::Preferred, DirectIo::Off] {
+            let io = IoOptions { direct, threads: 4 };
+            let folder = FlashFolder::open(out, io).unwrap();
+            let ffn = folder.manifest().layers[0].intermediate_size;
+            let set = token_set(&folder, selector, ids);
+            for &slots in smallest
+                .iter()
+                .chain(&[set - 1, set + 1, ffn / 2, ffn - 1, ffn])
+            {
+                for threads in [1, 3] {
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+                    let run = || fingerprint(&mut with_slots(&folder, selector, slots), ids);
+                    let got = pool.build().unwrap().install(run);
+                    let reference = reference.get_or_insert_with(|| got.clone());
+                    let case =
+                        format!("{name} {selector} {slots} slots {threads} threads {direct:?}");
+                    assert!(*reference == got, "{case}");
                 }
             }
         }
     }
+}
+
+#[test]
+fn tiny_models_give_the_same_bytes_everywhere() {
+    let both = [SelectorKind::Dense, SelectorKind::Oracle];
+    for (name, selectors) in [
+        ("opt-pre-ln", &both[..]),
+        ("llama-relu-gqa-f16", &both[..]),
+        ("llama-2-silu", &both[..1]),
+    ] {
+        let out = converted(&fixture(name));
+        // Five slots are below the floor of any budget, and still enough to be exact.
+        check(name, out.path(), &expected(name).ids, &[5], selectors);
+    }
+}
+
+#[test]
+fn the_demo_model_gives_the_same_bytes_everywhere() {
+    let out = demo();
+    let ids = [
+        1765, 352, 260, 2272, 2386, 13, 283, 261, 285, 336, 1013, 270,
+    ];
+    let selectors = [
+        SelectorKind::Dense,
+        SelectorKind::Oracle,
+        SelectorKind::LowRank,
+    ];
+    check("opt-9m", out.path(), &ids, &[256], &selectors);
 }
 
 /// The neurons that one token selects in one layer, on average.

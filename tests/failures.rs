@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use wick_format::FileHasher;
 
 use crate::support::{converted, fixture};
 
@@ -31,7 +32,7 @@ struct Said {
 /// `wick`, after `setting` was done in a shell.
 fn command(setting: &str) -> Command {
     let mut command = Command::new("sh");
-    let script = format!("{setting} ulimit -v 4194304; exec \"$0\" \"$@\"");
+    let script = format!("{setting} ulimit -v 4194304 2>/dev/null; exec \"$0\" \"$@\"");
     command.args(["-c", &script, env!("CARGO_BIN_EXE_wick")]);
     command.env("RUST_BACKTRACE", "1");
     command
@@ -118,13 +119,16 @@ fn edit_json(path: &Path, edit: impl FnOnce(&mut Value)) {
     fs::write(path, value.to_string()).unwrap();
 }
 
-/// Writes a file of a converted folder, and its size into the manifest.
+/// Writes a file of a converted folder, and its size and hash into the manifest.
 fn replace_listed(folder: &Path, name: &str, bytes: &[u8]) {
     fs::write(folder.join(name), bytes).unwrap();
+    let mut hasher = FileHasher::new();
+    hasher.update(bytes);
     edit_json(&folder.join("wick.json"), |manifest| {
         for file in manifest["files"].as_array_mut().unwrap() {
             if file["name"] == name {
                 file["size_bytes"] = bytes.len().into();
+                file["xxh3"] = hasher.hex().into();
             }
         }
     });

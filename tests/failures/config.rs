@@ -139,6 +139,14 @@ fn a_config_edited_after_the_conversion() {
         }
         fs::write(folder.path().join("config.json"), "{}").unwrap();
         refused(&run, &["config.json", "2 bytes"]);
+        // As long as before, but the heads are others.
+        with_config(folder.path(), &original, "num_attention_heads", &json!(4));
+        let path = folder.path().join("config.json");
+        let same = fs::read_to_string(&path).unwrap();
+        let edited = same.replace("\"num_attention_heads\":4", "\"num_attention_heads\":8");
+        assert_ne!(same, edited);
+        fs::write(&path, edited).unwrap();
+        refused(&run, &["config.json", "xxh3"]);
         fs::remove_file(folder.path().join("config.json")).unwrap();
         refused(&run, &["config.json"]);
     }

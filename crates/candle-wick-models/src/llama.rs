@@ -69,12 +69,12 @@ impl LlamaConfig {
             ("all heads together", heads.saturating_mul(self.head_dim())),
         ])?;
         check_positive("rms_norm_eps", self.rms_norm_eps)?;
-        if heads % kv_heads != 0 {
+        if !heads.is_multiple_of(kv_heads) {
             return Err(format!(
                 "{heads} attention heads cannot share {kv_heads} key heads"
             ));
         }
-        if self.head_dim() % 2 != 0 {
+        if !self.head_dim().is_multiple_of(2) {
             return Err(format!("head_dim {} is odd", self.head_dim()));
         }
         self.inv_freq().map(|_| ())

@@ -43,7 +43,7 @@ pub struct LoadOptions {
 
 /// The config of a supported family.
 enum Config {
-    Llama(LlamaConfig),
+    Llama(Box<LlamaConfig>),
     Opt(OptConfig),
 }
 
@@ -204,13 +204,13 @@ fn plan_budget(folder: &FlashFolder, config: &Config, options: &LoadOptions) -> 
         return Err(Error::Config { path, reason });
     }
     let activation = config.activation()?;
-    let predicted = activation.is_relu_like() && folder.predictors()?.is_some();
-    let default = if predicted {
-        SelectorKind::LowRank
-    } else {
-        SelectorKind::Dense
+    let selector = match options.selector {
+        Some(selector) => selector,
+        None if activation.is_relu_like() && folder.predictors()?.is_some() => {
+            SelectorKind::LowRank
+        }
+        None => SelectorKind::Dense,
     };
-    let selector = options.selector.unwrap_or(default);
     selector.check(folder, activation)?;
     let mut plan_options = PlanOptions {
         memory: options.memory,

@@ -323,6 +323,7 @@ impl BudgetPlan {
         let line = self.lines.iter_mut().find(|line| line.label == SLOTS_LABEL);
         let before = line.map_or(0, |line| std::mem::replace(&mut line.bytes, bytes));
         self.total_bytes = self.total_bytes - before + bytes;
+        self.budget_bytes = self.total_bytes;
         self.weight_bytes = self.weight_bytes - before + bytes;
         self
     }

@@ -12,7 +12,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use wick_format::{ChecksumBlocks, FfnLayer, Manifest, StoredDtype, TensorExtent, TensorIndex};
+use wick_format::{
+    ChecksumBlocks, FfnLayer, FileHasher, Manifest, StoredDtype, TensorExtent, TensorIndex,
+};
 use wick_io::{DirectIo, FlashFile, IoCounters, IoMode, Reader};
 
 use crate::error::{Error, Result};
@@ -129,7 +131,7 @@ impl TensorFile {
 /// The predictors of a folder. Unusable ones only matter to who wants to use them: everything else works, and
 /// new ones can be fitted.
 enum PredictorFile {
-    Usable(TensorFile, PredictorMetadata),
+    Usable(Box<(TensorFile, PredictorMetadata)>),
     Unusable { path: PathBuf, reason: String },
 }
 
@@ -141,7 +143,7 @@ impl PredictorFile {
         }
         let opened = match TensorFile::open(path.clone(), direct) {
             Ok(file) => PredictorMetadata::parse(&file.index.metadata, manifest)
-                .map(|metadata| Self::Usable(file, metadata)),
+                .map(|metadata| Self::Usable(Box::new((file, metadata)))),
             Err(Error::Format { source, .. }) => Err(source.to_string()),
             Err(error) => Err(error.to_string()),
         };
@@ -187,7 +189,8 @@ impl FlashFolder {
                 block_bytes_max = block_bytes_max.max(resident.matrix(name, extent)?.block_bytes());
             }
         }
-        if let Some(PredictorFile::Usable(file, _)) = &predictors {
+        if let Some(PredictorFile::Usable(usable)) = &predictors {
+            let file = &usable.0;
             for (name, extent) in &file.index.tensors {
                 // One that is broken is refused when it is loaded.
                 if let Ok(matrix) = file.matrix(name, extent) {
@@ -219,10 +222,29 @@ impl FlashFolder {
         &self.0.manifest
     }
 
-    /// The model's `config.json`, as it was in the source.
+    /// The model's `config.json`, as the conversion wrote it: an edited one would give other numbers silently.
     pub fn config_json(&self) -> Result<String> {
         let path = self.0.path.join("config.json");
-        std::fs::read_to_string(&path).map_err(|source| Error::Open { path, source })
+        let bytes = std::fs::read(&path).map_err(|source| Error::Open {
+            path: path.clone(),
+            source,
+        })?;
+        let mut hasher = FileHasher::new();
+        hasher.update(&bytes);
+        let (got, listed) = (hasher.hex(), self.0.manifest.file("config.json"));
+        let reason = match listed {
+            Some(entry) if entry.xxh3 != got => {
+                let expected = &entry.xxh3;
+                format!(
+                    "xxh3 {got}, the manifest says {expected}: edited or damaged, convert again"
+                )
+            }
+            _ => match String::from_utf8(bytes) {
+                Ok(text) => return Ok(text),
+                Err(error) => error.to_string(),
+            },
+        };
+        Err(Error::Folder { path, reason })
     }
 
     /// How the record files are really read.
@@ -241,7 +263,7 @@ impl FlashFolder {
     pub fn predictors(&self) -> Result<Option<&PredictorMetadata>> {
         match &self.0.predictors {
             None => Ok(None),
-            Some(PredictorFile::Usable(_, metadata)) => Ok(Some(metadata)),
+            Some(PredictorFile::Usable(usable)) => Ok(Some(&usable.1)),
             Some(PredictorFile::Unusable { path, reason }) => {
                 let (path, reason) = (path.clone(), reason.clone());
                 Err(Error::Folder { path, reason })
@@ -262,7 +284,7 @@ impl FlashFolder {
 
     fn predictor_tensors(&self) -> Option<&TensorFile> {
         match &self.0.predictors {
-            Some(PredictorFile::Usable(file, _)) => Some(file),
+            Some(PredictorFile::Usable(usable)) => Some(&usable.0),
             _ => None,
         }
     }

@@ -122,7 +122,7 @@ impl Selection {
 pub(crate) enum Selector {
     Dense,
     Oracle,
-    LowRank(LowRank),
+    LowRank(Box<LowRank>),
 }
 
 /// `up (down x) + bias >= threshold`, matrices in DRAM in their stored dtype.
@@ -151,7 +151,7 @@ impl Selector {
             .ok_or_else(|| vb.folder().missing(&name))?;
         let rank = extent.shape.first().copied().unwrap_or(0);
         let predictor = vb.pp("predictor");
-        Ok(Self::LowRank(LowRank {
+        Ok(Self::LowRank(Box::new(LowRank {
             down: predictor
                 .pp("down")
                 .matrix(&[rank, layer.hidden_size], "weight")?,
@@ -160,7 +160,7 @@ impl Selector {
                 .matrix(&[layer.intermediate_size, rank], "weight")?,
             bias: predictor.pp("up").values(layer.intermediate_size, "bias")?,
             threshold: metadata.thresholds[index],
-        }))
+        })))
     }
 
     /// Puts the neurons that the tokens of `x` need into `selection`.

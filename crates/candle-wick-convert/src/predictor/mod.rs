@@ -89,6 +89,19 @@ pub fn fit(
         return Err(problem_with(model, problem.to_owned()));
     }
     let observed = Observed::on(model, text, options, progress)?;
+    let hidden = observed
+        .manifest()
+        .layers
+        .iter()
+        .map(|layer| layer.hidden_size)
+        .min();
+    if hidden.is_some_and(|hidden| options.rank > hidden) {
+        let problem = format!(
+            "has a hidden size below the rank of {}: nothing to gain",
+            options.rank
+        );
+        return Err(problem_with(model, problem));
+    }
     let parts = Parts::of(observed.tokens);
     let fitted = observed.for_each_layer(options, progress, |layer, x| {
         fit_layer(&observed.model, layer, x, &parts, options)
