@@ -37,7 +37,10 @@ impl Place {
     }
 
     /// Writes the single weight file anew, each tensor as `change` says: another dtype and bytes, or none.
-    fn rewrite(&self, change: impl Fn(&str, &TensorView<'_>) -> Option<(Dtype, Vec<u8>)>) {
+    pub(super) fn rewrite(
+        &self,
+        change: impl Fn(&str, &TensorView<'_>) -> Option<(Dtype, Vec<u8>)>,
+    ) {
         let path = self.source.join("model.safetensors");
         let bytes = fs::read(&path).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();

@@ -5,7 +5,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::convert::Place;
 use super::{complete_folder, converted, copy_folder, edit_json, fixture, refused, text, wick};
+
+type Edit = fn(&mut Value);
 
 fn ids(count: usize) -> String {
     vec!["5"; count].join(",")
@@ -291,7 +294,7 @@ fn folders_that_are_no_conversions() {
     let run = ["run", text(folder.path()), "--ids", "1,2"];
     let manifest = folder.path().join("wick.json");
     let good = fs::read(&manifest).unwrap();
-    let edits: [(&str, fn(&mut Value), &str); 13] = [
+    let edits: [(&str, Edit, &str); 13] = [
         ("version", |m| m["format_version"] = 2.into(), "version 2"),
         (
             "far version",
@@ -352,7 +355,7 @@ fn folders_that_are_no_conversions() {
     ];
     for (case, edit, part) in edits {
         edit_json(&manifest, edit);
-        wick(&run, b"").is_refusal(case, &[part]);
+        wick(&run, b"").is_refusal(case, &[part, text(folder.path())]);
         wick(&["inspect", run[1]], b"").is_refusal(case, &[part]);
         fs::write(&manifest, &good).unwrap();
     }
@@ -457,4 +460,24 @@ fn predictors_that_cannot_be_fitted() {
     fit(silu.path(), &words, &["silu"]);
     fs::remove_file(copy.path().join("tokenizer.json")).unwrap();
     fit(copy.path(), &words, &["tokenizer.json"]);
+}
+
+#[test]
+fn weights_that_are_no_numbers() {
+    let place = Place::of("llama-2-silu");
+    place.rewrite(|name, view| {
+        let mut data = view.data().to_vec();
+        if name == "model.norm.weight" {
+            data[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+        }
+        Some((view.dtype(), data))
+    });
+    let folder = converted(&place.source);
+    let model = text(folder.path());
+    refused(&["run", model, "--ids", "1,2"], &["not finite"]);
+    refused(
+        &["run", model, "--ids", "1,2", "--temperature", "0.8"],
+        &["not finite"],
+    );
+    refused(&["score", model, "--ids", "1,2"], &["not finite"]);
 }

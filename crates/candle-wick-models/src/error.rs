@@ -55,6 +55,9 @@ pub enum Error {
         /// What the system has.
         available_bytes: u64,
     },
+    /// No token is the likeliest, and no probability is known.
+    #[error("the model's logits are not finite: its weights are damaged, or overflow")]
+    NotFinite,
     /// Somebody asked to stop.
     #[error("interrupted")]
     Interrupted,

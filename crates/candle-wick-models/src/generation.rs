@@ -81,7 +81,13 @@ impl Sampler {
     }
 
     /// The next token after a text with these logits.
+    ///
+    /// # Errors
+    /// A logit is infinite or no number.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
+        if !logits.iter().all(|logit| logit.is_finite()) {
+            return Err(Error::NotFinite);
+        }
         let mut logits = Tensor::new(logits, &Device::Cpu)?;
         if self.repeat_penalty != 1.0 {
             let recent = self.history.len().saturating_sub(self.repeat_last_n);

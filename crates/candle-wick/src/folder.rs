@@ -181,6 +181,11 @@ impl FlashFolder {
                 let file = TensorFile::open(path.join(&layer.file), io.direct)?;
                 records.insert(layer.file.clone(), file);
             }
+            let TensorFile { path, index, .. } = &records[&layer.file];
+            layer.extents(index).map_err(|source| Error::Format {
+                path: path.clone(),
+                source,
+            })?;
         }
         let predictors = PredictorFile::open(&path, io.direct, &manifest);
         let mut block_bytes_max = 0;

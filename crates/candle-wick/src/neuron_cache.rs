@@ -26,9 +26,6 @@ const NONE: u32 = u32::MAX;
 /// Neurons in one half of the streaming ring at most: the pass of the exactness contract.
 pub const PASS_NEURONS: usize = 256;
 
-/// And at least, where there are that many slots.
-const HALF_SLOTS_MIN: usize = 64;
-
 /// The slots and reads of one step, in passes. Its memory is reused from step to step.
 #[derive(Debug, Default)]
 pub struct StepPlan {
@@ -193,10 +190,11 @@ impl NeuronCache {
     }
 
     fn place_streaming(&mut self, selection: &[u32], pass_neurons: usize, plan: &mut StepPlan) {
-        // Long enough to keep the device busy, short enough to leave most slots to residents.
-        let half = (self.slot_count() / 8)
-            .clamp(HALF_SLOTS_MIN, PASS_NEURONS)
-            .min(self.slot_count() / 2);
+        // Long enough to keep the device busy, short enough to leave most slots to residents; and no longer than
+        // the selection is too large by, so that one neuron too many does not cost an eighth of the slots.
+        let longest = (self.slot_count() / 8).clamp(64, PASS_NEURONS);
+        let overflow = selection.len() - self.slot_count();
+        let half = overflow.clamp(16, longest).min(self.slot_count() / 2);
         let ring_slots = 2 * half;
         let mut available = self.slot_count() - plan.is_miss.iter().filter(|miss| !**miss).count();
         // Too many hits for a ring: those with the highest ids stream instead.
