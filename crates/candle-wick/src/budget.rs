@@ -22,10 +22,10 @@ use wick_format::FfnLayer;
 use crate::error::{Error, Result};
 use crate::folder::FlashFolder;
 use crate::memory::{HumanBytes, Memory};
-use crate::neuron_cache::{NeuronCache, PASS_NEURONS};
-use crate::predictors::PredictorMetadata;
+use crate::neuron_cache::NeuronCache;
 use crate::selector::SelectorKind;
 use crate::var_builder::Placement;
+use crate::weights::{slots_floor_bytes, slots_need, streamable, Weights};
 use crate::workspace::{workspace_bytes, CHUNK_TOKENS_MAX};
 
 /// Pages that a process still touches after planning, whatever the model: code and read-only data that the
@@ -179,28 +179,12 @@ fn books_bytes(layer: &FfnLayer) -> u64 {
     NeuronCache::bookkeeping_bytes(ffn, ffn) + 4 * ffn as u64
 }
 
-/// The smallest number of slots a layer works with: one pass.
-fn slots_min(layer: &FfnLayer) -> usize {
-    layer.intermediate_size.min(PASS_NEURONS)
-}
-
-/// What is in DRAM of the streamable matrices and the slots.
-struct Weights {
-    resident_bytes: u64,
-    streamed: Vec<String>,
-    slots_per_layer: Vec<usize>,
-    slot_bytes: u64,
-}
-
 impl BudgetPlan {
     /// Plans; an error names the floor and what makes it up when the budget is below it.
     pub fn new(folder: &FlashFolder, needs: &ModelNeeds, options: &PlanOptions) -> Result<Self> {
         let matrices = streamable(folder, needs);
         let layers = &folder.manifest().layers;
-        let slots_floor: u64 = layers
-            .iter()
-            .map(|layer| (slots_min(layer) * layer.stride_bytes) as u64)
-            .sum();
+        let slots_floor = slots_floor_bytes(layers);
         let smallest = Fixed::of(folder, needs, options, CHUNK_TOKENS[CHUNK_TOKENS.len() - 1]);
         let floor_bytes = smallest.besides_weights() + smallest.weights() + slots_floor;
         let dense_weight_bytes = folder.manifest().dense_weight_bytes;
@@ -344,112 +328,6 @@ impl BudgetPlan {
         // Any value but zero: zeroed memory would come from the system untouched.
         std::hint::black_box(vec![1u8; self.scratch_bytes as usize]);
     }
-}
-
-/// The matrices that may stay on flash, those to be given up first in front.
-fn streamable(folder: &FlashFolder, needs: &ModelNeeds) -> Vec<(String, u64)> {
-    let mut matrices: Vec<(String, u64)> = folder
-        .resident_tensors()
-        // An untied embedding is always read by rows.
-        .filter(|(name, _)| **name != needs.embedding || needs.embedding == needs.head)
-        .filter(|(_, extent)| extent.shape.len() >= 2)
-        .map(|(name, extent)| (name.clone(), extent.len_bytes))
-        .collect();
-    matrices.sort_by_key(|(name, bytes)| (*name != needs.head, std::cmp::Reverse(*bytes)));
-    matrices
-}
-
-/// Each layer's need for slots, relative to the others': what 5 tokens select, where predictors tell.
-fn slots_need(folder: &FlashFolder, selector: SelectorKind) -> Vec<f64> {
-    let layers = &folder.manifest().layers;
-    match (selector, folder.predictors()) {
-        (SelectorKind::LowRank, Ok(Some(PredictorMetadata { union_fraction, .. }))) => layers
-            .iter()
-            .zip(union_fraction)
-            .map(|(layer, union)| {
-                layer.intermediate_size as f64 * f64::from(union.clamp(0.001, 1.0))
-            })
-            .collect(),
-        _ => layers
-            .iter()
-            .map(|layer| layer.intermediate_size as f64)
-            .collect(),
-    }
-}
-
-impl Weights {
-    fn choose(layers: &[FfnLayer], matrices: &[(String, u64)], budget: u64, need: &[f64]) -> Self {
-        let slots_floor: u64 = layers
-            .iter()
-            .map(|layer| (slots_min(layer) * layer.stride_bytes) as u64)
-            .sum();
-        let mut resident_bytes: u64 = matrices.iter().map(|(_, bytes)| bytes).sum();
-        let mut streamed = Vec::new();
-        for (name, bytes) in matrices {
-            if resident_bytes + slots_floor <= budget {
-                break;
-            }
-            resident_bytes -= bytes;
-            streamed.push(name.clone());
-        }
-        let slots_per_layer = share_slots(layers, budget - resident_bytes, need);
-        let slots = layers.iter().zip(&slots_per_layer);
-        let slot_bytes = slots
-            .map(|(layer, slots)| (slots * layer.stride_bytes) as u64)
-            .sum();
-        Self {
-            resident_bytes,
-            streamed,
-            slots_per_layer,
-            slot_bytes,
-        }
-    }
-}
-
-/// Shares `bytes` out: every layer its minimum, then the same multiple of its need as far as it has neurons.
-fn share_slots(layers: &[FfnLayer], bytes: u64, need: &[f64]) -> Vec<usize> {
-    let slots_at = |level: f64| -> Vec<usize> {
-        let slots = layers.iter().zip(need).map(|(layer, need)| {
-            let wanted = (need * level).min(layer.intermediate_size as f64) as usize;
-            wanted.max(slots_min(layer))
-        });
-        slots.collect()
-    };
-    let fits = |slots: &[usize]| {
-        let taken = layers
-            .iter()
-            .zip(slots)
-            .map(|(layer, slots)| (slots * layer.stride_bytes) as u64);
-        taken.sum::<u64>() <= bytes
-    };
-    let (mut low, mut high) = (0.0, 1.0);
-    while !slots_at(high)
-        .iter()
-        .zip(layers)
-        .all(|(s, l)| *s == l.intermediate_size)
-    {
-        high *= 2.0;
-    }
-    if fits(&slots_at(high)) {
-        return slots_at(high);
-    }
-    for _ in 0..64 {
-        let middle = (low + high) / 2.0;
-        if fits(&slots_at(middle)) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    let mut slots = slots_at(low);
-    // What rounding left over, a slot at a time.
-    for (index, layer) in layers.iter().enumerate() {
-        slots[index] += 1;
-        if slots[index] > layer.intermediate_size || !fits(&slots) {
-            slots[index] -= 1;
-        }
-    }
-    slots
 }
 
 fn below_floor(

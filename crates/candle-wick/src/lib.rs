@@ -27,6 +27,7 @@ mod selector;
 mod stats;
 mod stored;
 mod var_builder;
+mod weights;
 mod workspace;
 
 pub use activation::Activation;
