@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release --example llama -- --model OUT --prompt "My favourite theorem is" --memory 4GiB`
 
+use std::io::{stdout, Write};
+
 use anyhow::Context;
 use candle::{Device, IndexOp, Tensor};
 use candle_transformers::{generation::LogitsProcessor, utils::apply_repeat_penalty};
@@ -53,7 +55,7 @@ fn main() -> anyhow::Result<()> {
     let mut stream = tokenizer.stream(&tokens);
     let mut logits_processor = LogitsProcessor::new(args.seed, Some(args.temperature), args.top_p);
     let (prompt_len, mut position) = (tokens.len(), 0);
-    print!("{}", args.prompt);
+    write!(stdout(), "{}", args.prompt)?;
     let mut start_gen = None; // the prompt does not count
     while tokens.len() - prompt_len < args.sample_len && tokens.len() <= ctx {
         let input = Tensor::new(&tokens[position..], &Device::Cpu)?.unsqueeze(0)?;
@@ -67,8 +69,8 @@ fn main() -> anyhow::Result<()> {
         if Some(next_token) == tokenizer.token_id("</s>") {
             break;
         }
-        print!("{}", stream.push(next_token)?);
-        std::io::Write::flush(&mut std::io::stdout())?;
+        write!(stdout(), "{}", stream.push(next_token)?)?;
+        stdout().flush()?;
     }
     let generated = tokens.len() - prompt_len;
     let seconds = start_gen.map_or(1., |start| start.elapsed().as_secs_f64());

@@ -2,11 +2,11 @@
 //!
 //! `cargo run --release --example opt -- --model OUT --prompt "It was a dark evening, and" --memory 60%`
 
-use std::io::Write;
+use std::io::{stdout, Write};
 
 use anyhow::Context;
-use candle_wick::Memory;
-use candle_wick_models::{load, LoadOptions, Sampling, TextGenerator, WickTokenizer};
+use candle_wick::{FlashFolder, IoOptions, Memory};
+use candle_wick_models::{LoadOptions, LoadedModel, Sampling, TextGenerator, WickTokenizer};
 use clap::Parser;
 
 #[derive(Parser)]
@@ -36,13 +36,14 @@ struct Args {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
+    let folder = FlashFolder::open(&args.model, IoOptions::default())?;
     let tokenizer = WickTokenizer::load(&args.model)?.context("no tokenizer.json")?;
     let options = LoadOptions {
         memory: args.memory,
         ..Default::default()
     };
-    let mut model = load(&args.model, &options)?;
-    println!("{}", model.plan());
+    let mut model = LoadedModel::load(folder, &options)?;
+    eprintln!("{}", model.plan());
 
     let sampling = Sampling {
         temperature: args.temperature,
@@ -55,13 +56,13 @@ fn main() -> anyhow::Result<()> {
     let tokens = tokenizer.encode(&args.prompt)?;
     let mut stream = tokenizer.stream(&tokens);
     let mut generator = TextGenerator::new(&mut model, &sampling, args.sample_len);
-    print!("{}", args.prompt);
+    write!(stdout(), "{}", args.prompt)?;
     generator.prompt(&tokens)?;
     let (start_gen, mut generated_tokens) = (std::time::Instant::now(), 0);
     while let Some(next_token) = generator.next_token()? {
         generated_tokens += 1;
-        print!("{}", stream.push(next_token)?);
-        std::io::stdout().flush()?;
+        write!(stdout(), "{}", stream.push(next_token)?)?;
+        stdout().flush()?;
     }
     let rate = generated_tokens as f64 / start_gen.elapsed().as_secs_f64();
     println!(

@@ -19,7 +19,7 @@ def run(selector, memory):
     binary = os.path.join(os.environ.get("CARGO_TARGET_DIR", "target"), "release", "wick")
     # "all" leaves room for everything, predictors included.
     memory = "64MiB" if memory == "all" else memory
-    command = [binary, "run", "demo", "-n", "192", "--selector", selector, "--memory", memory, "--json"]
+    command = [binary, "run", "demo", "-n", "192", "--temperature", "0", "--selector", selector, "--memory", memory, "--json"]
     return json.loads(subprocess.run(command, check=True, capture_output=True).stdout.splitlines()[-1])
 
 

@@ -46,7 +46,8 @@ pub(crate) struct ModelArgs {
     #[command(flatten)]
     folder: FolderArgs,
 
-    /// Budget: `4GiB` bounds the whole process, `60%` the share of the weights in memory [default: what is free]
+    /// Budget: `4GiB` bounds the whole process, `60%` the share of the weights in memory [default: what is free;
+    /// 60% for `demo`]
     #[arg(long, value_name = "SIZE")]
     memory: Option<Memory>,
 
@@ -156,7 +157,7 @@ impl OpenedModel {
         );
         ensure!(
             ids.len() <= ctx,
-            "the text has {} tokens, the context {ctx}: shorten the text or raise --ctx",
+            "the text has {} tokens, the context {ctx}: shorten the text, or raise --ctx up to what the model has",
             ids.len()
         );
         Ok(())

@@ -28,6 +28,8 @@ pub(crate) const PROMPT: &str = "It was a dark evening, and";
 pub(crate) const MEMORY: Memory = Memory::Percent(60.0);
 /// How many tokens it writes, when nothing else is asked for.
 pub(crate) const TOKENS: usize = 64;
+/// Greedy text of a model this small soon goes in circles.
+pub(crate) const TEMPERATURE: f64 = 0.7;
 
 /// The checkpoint, file by file.
 const CHECKPOINT: [(&str, &[u8]); 3] = [

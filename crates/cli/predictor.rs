@@ -1,9 +1,9 @@
 //! `wick predictor`: makes the predictors that let a model skip neurons.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{ensure, Result};
 use candle_wick::{HumanBytes, Memory};
 use candle_wick_convert::predictor::{fit, FitOptions, FitProgress, FitReport, LayerQuality};
 use clap::{Args, Subcommand};
@@ -56,6 +56,10 @@ struct FitArgs {
 
 pub(crate) fn run(args: &PredictorArgs) -> Result<ExitCode> {
     let PredictorCommand::Fit(args) = &args.command;
+    ensure!(
+        args.model != Path::new("demo"),
+        "demo has its predictors already; convert assets/opt-9m to fit your own"
+    );
     let options = FitOptions {
         rank: args.rank,
         recall: args.recall,

@@ -25,7 +25,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     prompt: PromptArgs,
 
-    /// Tokens to generate at most [default: 128]
+    /// Tokens to generate at most [default: 128, 64 for `demo`]
     #[arg(short = 'n', long = "tokens", value_name = "COUNT")]
     tokens: Option<usize>,
 
@@ -40,9 +40,9 @@ pub(crate) struct RunArgs {
 /// How to choose tokens.
 #[derive(Args, Debug)]
 struct SamplingArgs {
-    /// 0 always takes the most likely token, 1 samples as the model weighs them
-    #[arg(long, value_name = "NUMBER", default_value_t = 0.0, value_parser = temperature)]
-    temperature: f64,
+    /// 0 always takes the most likely token, 1 samples as the model weighs them [default: 0, 0.7 for `demo`]
+    #[arg(long, value_name = "NUMBER", value_parser = temperature)]
+    temperature: Option<f64>,
 
     /// Sample from the fewest tokens whose probabilities reach this sum
     #[arg(long, value_name = "SHARE", value_parser = share)]
@@ -66,9 +66,9 @@ struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    fn sampling(&self) -> Sampling {
+    fn sampling(&self, temperature_default: f64) -> Sampling {
         Sampling {
-            temperature: self.temperature,
+            temperature: self.temperature.unwrap_or(temperature_default),
             top_p: self.top_p,
             top_k: self.top_k,
             seed: self.seed,
@@ -118,13 +118,17 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         Some(tokenizer) => Spelling::Words(tokenizer.stream(&ids)),
         None => Spelling::Numbers { is_first: true },
     };
-    let tokens_default = if is_demo {
-        demo::TOKENS
+    let (tokens_default, temperature_default) = if is_demo {
+        (demo::TOKENS, demo::TEMPERATURE)
     } else {
-        TOKENS_DEFAULT
+        (TOKENS_DEFAULT, 0.0)
     };
     let tokens_max = args.tokens.unwrap_or(tokens_default);
-    let generator = TextGenerator::new(&mut model, &args.sampling.sampling(), tokens_max);
+    let generator = TextGenerator::new(
+        &mut model,
+        &args.sampling.sampling(temperature_default),
+        tokens_max,
+    );
     ctrl_c.arm();
     let outcome = Generation {
         spelling,
@@ -246,7 +250,7 @@ mod tests {
     #[test]
     fn the_default_is_greedy_without_penalty() {
         let args = parse("").unwrap();
-        assert_eq!(args.sampling.sampling(), Sampling::default());
+        assert_eq!(args.sampling.sampling(0.0), Sampling::default());
         assert_eq!((args.tokens, args.json), (None, false));
     }
 
@@ -262,7 +266,10 @@ mod tests {
             repeat_penalty: 1.1,
             repeat_last_n: 8,
         };
-        assert_eq!((args.sampling.sampling(), args.tokens), (expected, Some(0)));
+        assert_eq!(
+            (args.sampling.sampling(0.0), args.tokens),
+            (expected, Some(0))
+        );
         for flags in [
             "--temperature nan",
             "--temperature=-1",

@@ -41,7 +41,7 @@ fn budgets_below_the_floor() {
                 "neuron slots",
             ],
         );
-        refused(&with("1"), &["a budget of 1 bytes"]);
+        refused(&with("1"), &["a budget of 1 B (1 bytes)"]);
     }
     // One byte less than the floor that is named.
     let plan = wick(&["plan", model, "--memory", "100%", "--json"], b"");
@@ -288,72 +288,74 @@ fn predictors_of_another_model() {
     wick(&dense, b"").is_success("dense");
 }
 
+/// Case, damage, and what the refusal names.
+const MANIFEST_DAMAGE: [(&str, Edit, &str); 13] = [
+    ("version", |m| m["format_version"] = 2.into(), "version 2"),
+    (
+        "far version",
+        |m| m["format_version"] = u64::MAX.into(),
+        "18446744073709551615",
+    ),
+    (
+        "no layers",
+        |m| m["layers"] = Value::Array(Vec::new()),
+        "model_hash",
+    ),
+    (
+        "hidden",
+        |m| m["layers"][0]["hidden_size"] = (1u64 << 60).into(),
+        "hidden_size",
+    ),
+    (
+        "intermediate",
+        |m| m["layers"][1]["intermediate_size"] = 16_777_216.into(),
+        "neurons",
+    ),
+    (
+        "no neurons",
+        |m| m["layers"][1]["intermediate_size"] = 0.into(),
+        "intermediate_size",
+    ),
+    (
+        "stride",
+        |m| m["layers"][0]["stride_bytes"] = (1u64 << 62).into(),
+        "stride_bytes",
+    ),
+    (
+        "negative",
+        |m| m["layers"][0]["stride_bytes"] = (-512).into(),
+        "-512",
+    ),
+    (
+        "sizes",
+        |m| m["files"][0]["size_bytes"] = u64::MAX.into(),
+        "size_bytes",
+    ),
+    (
+        "another size",
+        |m| m["files"][0]["size_bytes"] = (1u64 << 60).into(),
+        "1152921504606846976",
+    ),
+    (
+        "path",
+        |m| m["files"][0]["name"] = "../../etc/passwd".into(),
+        "../../etc/passwd",
+    ),
+    ("dtype", |m| m["dtype"] = "i4".into(), "i4"),
+    (
+        "layout",
+        |m| m["layers"][0]["layout"] = "matrix".into(),
+        "matrix",
+    ),
+];
+
 #[test]
 fn folders_that_are_no_conversions() {
     let folder = converted(&fixture("opt-pre-ln"));
     let run = ["run", text(folder.path()), "--ids", "1,2"];
     let manifest = folder.path().join("wick.json");
     let good = fs::read(&manifest).unwrap();
-    let edits: [(&str, Edit, &str); 13] = [
-        ("version", |m| m["format_version"] = 2.into(), "version 2"),
-        (
-            "far version",
-            |m| m["format_version"] = u64::MAX.into(),
-            "18446744073709551615",
-        ),
-        (
-            "no layers",
-            |m| m["layers"] = Value::Array(Vec::new()),
-            "model_hash",
-        ),
-        (
-            "hidden",
-            |m| m["layers"][0]["hidden_size"] = (1u64 << 60).into(),
-            "hidden_size",
-        ),
-        (
-            "intermediate",
-            |m| m["layers"][1]["intermediate_size"] = 16_777_216.into(),
-            "neurons",
-        ),
-        (
-            "no neurons",
-            |m| m["layers"][1]["intermediate_size"] = 0.into(),
-            "intermediate_size",
-        ),
-        (
-            "stride",
-            |m| m["layers"][0]["stride_bytes"] = (1u64 << 62).into(),
-            "stride_bytes",
-        ),
-        (
-            "negative",
-            |m| m["layers"][0]["stride_bytes"] = (-512).into(),
-            "-512",
-        ),
-        (
-            "sizes",
-            |m| m["files"][0]["size_bytes"] = u64::MAX.into(),
-            "size_bytes",
-        ),
-        (
-            "another size",
-            |m| m["files"][0]["size_bytes"] = (1u64 << 60).into(),
-            "1152921504606846976",
-        ),
-        (
-            "path",
-            |m| m["files"][0]["name"] = "../../etc/passwd".into(),
-            "../../etc/passwd",
-        ),
-        ("dtype", |m| m["dtype"] = "i4".into(), "i4"),
-        (
-            "layout",
-            |m| m["layers"][0]["layout"] = "matrix".into(),
-            "matrix",
-        ),
-    ];
-    for (case, edit, part) in edits {
+    for (case, edit, part) in MANIFEST_DAMAGE {
         edit_json(&manifest, edit);
         wick(&run, b"").is_refusal(case, &[part, text(folder.path())]);
         wick(&["inspect", run[1]], b"").is_refusal(case, &[part]);

@@ -28,7 +28,7 @@ pub enum Error {
     #[error("the prompt has 0 tokens; a model needs at least one to continue")]
     EmptyPrompt,
     /// The prompt and what was asked for exceed the context.
-    #[error("{position} tokens and {tokens} more exceed the context of {ctx}; raise --ctx or shorten the prompt")]
+    #[error("{position} tokens and {tokens} more exceed the context of {ctx}")]
     ContextFull {
         /// Tokens seen so far.
         position: usize,

@@ -197,6 +197,8 @@ impl BudgetPlan {
         };
         let (weights_budget, fixed) = match options.memory {
             None => fitting(&|_| Some(u64::MAX)),
+            // Padding, predictors and f32 norms come on top of the dense model's bytes: all means all.
+            Some(Memory::Percent(percent)) if percent >= 100.0 => fitting(&|_| Some(u64::MAX)),
             Some(Memory::Bytes(bytes)) => {
                 fitting(&|fixed| bytes.checked_sub(fixed.besides_weights()))
             }
@@ -393,23 +395,20 @@ impl fmt::Display for BudgetPlan {
             "{:<36} {share:>11.1}%",
             "weights in DRAM, of the dense model"
         )?;
-        let (fewest, most) = (
-            self.slots_per_layer.iter().min().unwrap_or(&0),
-            self.slots_per_layer.iter().max().unwrap_or(&0),
-        );
+        let fewest = self.slots_per_layer.iter().min().unwrap_or(&0);
+        let most = self.slots_per_layer.iter().max().unwrap_or(&0);
+        let slots = if fewest == most {
+            format!("{most}")
+        } else {
+            format!("{fewest}..{most}")
+        };
+        writeln!(f, "{:<36} {slots:>12}", "slots per layer")?;
+        writeln!(f, "{:<36} {:>12}", "selector", self.selector.name())?;
+        let streamed = self.streamed.len();
         write!(
             f,
-            "{:<36} {:>12}",
-            "slots per layer",
-            format!("{fewest}..{most}")
-        )?;
-        if !self.streamed.is_empty() {
-            write!(
-                f,
-                "\nread from flash when used: {} matrices",
-                self.streamed.len()
-            )?;
-        }
-        Ok(())
+            "{:<36} {streamed:>12}",
+            "matrices read from flash when used"
+        )
     }
 }

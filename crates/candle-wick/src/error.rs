@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::memory::HumanBytes;
+
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -66,7 +68,8 @@ pub enum Error {
     },
     /// The budget is below what the model needs at the very least.
     #[error(
-        "a budget of {budget_bytes} bytes is below the floor of {floor_bytes} bytes: {breakdown}"
+        "a budget of {} ({budget_bytes} bytes) is below the floor of {} ({floor_bytes} bytes): {breakdown}",
+        HumanBytes(*budget_bytes), HumanBytes(*floor_bytes)
     )]
     BelowFloor {
         /// The budget given.
