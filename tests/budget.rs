@@ -181,6 +181,23 @@ fn the_peak_stays_under_the_budget_and_near_the_plan() {
         let (succeeded, report) = wick(&run, Some(&group));
         let peak = report["peak_bytes"].as_u64().unwrap() as f64;
         println!("{label}: budget {budget}, plan {planned}, peak {peak} bytes");
+        let sampled = [
+            "run",
+            folder,
+            "--ids",
+            "1",
+            "-n",
+            "2",
+            "--temperature",
+            "1",
+            "--top-p",
+            "0.9",
+        ];
+        let scored = ["score", folder, "--ids", &ids];
+        for other in [&sampled[..], &scored[..]] {
+            let words = [other, &["--memory", &budget_text, "--json"]].concat();
+            assert!(wick(&words, Some(&group)).0, "{label}: {other:?}");
+        }
         assert!(succeeded && group.oom_kills() == 0, "{label}: killed");
         assert!(peak <= budget as f64, "{label}: peak {peak} over {budget}");
         assert!(

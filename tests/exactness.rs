@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use candle_wick::{DirectIo, FlashFolder, IoOptions, SelectorKind};
+use candle_wick::{DirectIo, FlashFolder, IoOptions, Memory, SelectorKind};
 use candle_wick_models::{LoadOptions, LoadedModel};
 
 use crate::demo::demo;
-use crate::support::{converted, expected, fixture, greedy};
+use crate::support::{converted, expected, fixture, greedy, options};
 
 /// Bits of the logits of a prompt scored position by position, and of decoding after it.
 fn fingerprint(model: &mut LoadedModel, ids: &[u32]) -> Vec<u32> {
@@ -91,6 +91,38 @@ fn the_demo_model_gives_the_same_bytes_everywhere() {
         SelectorKind::LowRank,
     ];
     check("opt-9m", out.path(), &ids, &[256], &selectors);
+}
+
+/// At the floor the head and attention are streamed, chunks are short, and neurons leave early.
+#[test]
+fn the_floor_gives_the_same_bytes_as_plenty() {
+    let out = demo();
+    let ids: Vec<u32> = (0..150).map(|index| (index * 37 + 11) % 4096).collect();
+    let folder = FlashFolder::open(out.path(), IoOptions::default()).unwrap();
+    for selector in [SelectorKind::Dense, SelectorKind::LowRank] {
+        let plenty = options(selector, None);
+        let floor = candle_wick_models::plan(&folder, &plenty)
+            .unwrap()
+            .floor_bytes;
+        let tight = LoadOptions {
+            // The process may have grown since: other tests share it.
+            memory: Some(Memory::Bytes(floor + (1 << 20))),
+            window_tokens: Some(3),
+            ..plenty.clone()
+        };
+        let mut tight = LoadedModel::load(folder.clone(), &tight).unwrap();
+        let plan = tight.plan();
+        assert!(
+            !plan.streamed.is_empty() && plan.chunk_tokens < 128,
+            "{plan}"
+        );
+        let mut plenty = LoadedModel::load(folder.clone(), &plenty).unwrap();
+        assert!(plenty.plan().streamed.is_empty() && plenty.plan().chunk_tokens == 128);
+        assert!(
+            fingerprint(&mut tight, &ids) == fingerprint(&mut plenty, &ids),
+            "{selector}"
+        );
+    }
 }
 
 /// The neurons that one token selects in one layer, on average.

@@ -203,7 +203,11 @@ impl<'a> TextGenerator<'a> {
                 self.seen_count += ids.len();
             }
             Err(Error::Interrupted) => self.stop = Some(Stop::Interrupted),
-            Err(error) => return Err(error),
+            Err(error) => {
+                // The model forgot the text, so its last logits continue nothing.
+                self.logits.clear();
+                return Err(error);
+            }
         }
         Ok(())
     }

@@ -221,6 +221,7 @@ impl Llama {
         ctx: usize,
         interrupt: Interrupt,
     ) -> Result<Self> {
+        cfg.validate().map_err(candle::Error::msg)?;
         let rope = Rope::new(&cfg.inv_freq().map_err(candle::Error::msg)?, ctx)?;
         let model = vb.pp("model");
         let embed_tokens = FlashEmbedding::load(
@@ -254,6 +255,16 @@ impl Llama {
 
     /// The normed hidden states of all positions.
     pub fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
+        let seen = self
+            .layers
+            .first()
+            .map_or(0, |layer| layer.self_attn.kv_cache.len());
+        let seq = input_ids.dim(1)?;
+        if position != seen || seq == 0 {
+            candle::bail!(
+                "{seq} ids at position {position}, after {seen}: ids go on where the last ended"
+            );
+        }
         let mut x = self.embed_tokens.forward(input_ids)?;
         for layer in &mut self.layers {
             self.interrupt.check()?;

@@ -11,7 +11,7 @@ use candle_wick::{
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, INTERRUPTED};
 use crate::llama::{Llama, LlamaConfig};
 use crate::opt::{Opt, OptConfig};
 
@@ -19,8 +19,6 @@ use crate::opt::{Opt, OptConfig};
 const CTX_DEFAULT: usize = 512;
 /// Without a budget, this share of the memory that is free may be used.
 const FREE_SHARE: f64 = 0.9;
-/// Positions whose logits are computed together.
-const LOGITS_TOKENS: usize = 8;
 
 /// How to load a model.
 #[derive(Clone, Debug, Default)]
@@ -164,7 +162,6 @@ pub struct LoadedModel {
     model: Model,
     vb: FlashVarBuilder,
     plan: BudgetPlan,
-    interrupt: Interrupt,
     position: usize,
     vocab_size: usize,
     eos_token_ids: Vec<u32>,
@@ -257,7 +254,6 @@ impl LoadedModel {
             vb,
             vocab_size: config.needs(plan.ctx).vocab_size,
             plan,
-            interrupt: options.interrupt.clone(),
             position: 0,
             activation: config.activation()?,
             eos_token_ids: eos_token_ids(&folder, &json),
@@ -284,10 +280,11 @@ impl LoadedModel {
     ) -> Result<()> {
         self.check(ids)?;
         let mut index = 0;
+        let together = self.plan.logits_tokens();
         for chunk in ids.chunks(self.plan.chunk_tokens) {
             let hidden = self.hidden_states(chunk)?;
-            for start in (0..chunk.len()).step_by(LOGITS_TOKENS) {
-                let count = LOGITS_TOKENS.min(chunk.len() - start);
+            for start in (0..chunk.len()).step_by(together) {
+                let count = together.min(chunk.len() - start);
                 let logits = self.model.logits(&hidden.narrow(1, start, count)?)?;
                 for logits in logits
                     .flatten_all()?
@@ -333,7 +330,7 @@ impl LoadedModel {
             Err(error) => {
                 // Some layers have seen the chunk and others not: only a new sequence is sound now.
                 self.reset();
-                Err(if self.interrupt.is_triggered() {
+                Err(if error.to_string().starts_with(INTERRUPTED) {
                     Error::Interrupted
                 } else {
                     error.into()

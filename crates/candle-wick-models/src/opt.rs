@@ -199,6 +199,7 @@ impl Opt {
         ctx: usize,
         interrupt: Interrupt,
     ) -> Result<Self> {
+        cfg.validate().map_err(candle::Error::msg)?;
         let decoder = vb.pp("model").pp("decoder");
         let (vocab, hidden) = (cfg.vocab_size, cfg.hidden_size);
         let positions = cfg.max_position_embeddings + POSITION_OFFSET;
@@ -239,7 +240,16 @@ impl Opt {
 
     /// The normed hidden states of all positions.
     pub fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
-        let (_, seq) = input_ids.dims2()?;
+        let seen = self
+            .layers
+            .first()
+            .map_or(0, |layer| layer.self_attn.kv_cache.len());
+        let seq = input_ids.dim(1)?;
+        if position != seen || seq == 0 {
+            candle::bail!(
+                "{seq} ids at position {position}, after {seen}: ids go on where the last ended"
+            );
+        }
         let first = (position + POSITION_OFFSET) as u32;
         let positions = Tensor::arange(first, first + seq as u32, &Device::Cpu)?.unsqueeze(0)?;
         let mut x =

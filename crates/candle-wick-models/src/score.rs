@@ -1,7 +1,7 @@
 //! How likely a model finds a text: the log-probability of each token after those before it.
 //!
 //! `logprobs[i - 1] = ln p(ids[i] | ids[..i])`, natural logarithm; log-softmax in f64 over f32 logits. Logits of
-//! one position are held at a time.
+//! a few positions are held at a time.
 //!
 //! Not here: protocols of blocks over long texts.
 

@@ -27,9 +27,10 @@ impl Activation {
     /// The function's value at `x`.
     pub fn apply(self, x: f32) -> f32 {
         match self {
-            Self::Relu => x.max(0.0),
+            // Not `max`, which would turn a NaN into 0.
+            Self::Relu => positive(x),
             Self::Relu2 => {
-                let positive = x.max(0.0);
+                let positive = positive(x);
                 positive * positive
             }
             Self::Silu => x / (1.0 + (-x).exp()),
@@ -63,6 +64,14 @@ impl Activation {
             Self::Gelu => "gelu",
             Self::GeluNew => "gelu_new",
         }
+    }
+}
+
+fn positive(x: f32) -> f32 {
+    if x <= 0.0 {
+        0.0
+    } else {
+        x
     }
 }
 
@@ -128,5 +137,6 @@ mod tests {
             }
             assert!(Activation::Silu.is_active(x));
         }
+        assert!(Activation::Relu.apply(f32::NAN).is_nan() && Activation::Relu.is_active(f32::NAN));
     }
 }

@@ -35,6 +35,16 @@ const SLOTS_LABEL: &str = "neuron slots";
 /// Prompt tokens computed together: the first that fits.
 const CHUNK_TOKENS: [usize; 3] = [CHUNK_TOKENS_MAX, 32, 8];
 
+/// Copies of the logits while they are computed, a position each: by row, by token, as handed out.
+const LOGITS_COPIES: usize = 3;
+/// Copies of one position's logits while a token is sampled from them: scaled, weighted, sorted.
+const SAMPLING_COPIES: usize = 6;
+
+/// Positions whose logits are computed together, in prompts of `chunk_tokens`.
+fn logits_tokens(chunk_tokens: usize) -> usize {
+    (chunk_tokens / 16).max(1)
+}
+
 /// What a model needs besides its weights, and which tensors play a part of their own.
 #[derive(Clone, Debug)]
 pub struct ModelNeeds {
@@ -142,12 +152,13 @@ impl Fixed {
             .max()
             .unwrap_or(0);
         let chunk = chunk_tokens.min(needs.ctx);
-        let activations = 4 * (chunk * needs.token_values + 3 * needs.vocab_size) as u64;
+        let logits = logits_tokens(chunk) * LOGITS_COPIES + SAMPLING_COPIES;
+        let activations = 4 * (chunk * needs.token_values + logits * needs.vocab_size) as u64;
         Self {
             process: options.process_bytes.saturating_sub(folder.ring_bytes()) + LATER_PAGES_BYTES,
-            kv: needs.kv_position_bytes * needs.ctx as u64,
+            kv: needs.kv_position_bytes.saturating_mul(needs.ctx as u64),
             scratch: activations + workspace_bytes(chunk, needs.hidden_size, ffn),
-            ring: folder.ring_bytes(),
+            ring: folder.ring_bytes() + folder.bounce_bytes(),
             books: layers.iter().map(books_bytes).sum(),
             vectors: folder
                 .resident_tensors()
@@ -165,7 +176,8 @@ impl Fixed {
     }
 
     fn besides_weights(&self) -> u64 {
-        self.process + self.kv + self.scratch + self.ring + self.books
+        // The KV of a hostile config may be anything.
+        (self.process + self.scratch + self.ring + self.books).saturating_add(self.kv)
     }
 
     fn weights(&self) -> u64 {
@@ -173,7 +185,7 @@ impl Fixed {
     }
 }
 
-/// Checksums, cache books and biases of one layer.
+/// Checksums and cache books of one layer.
 fn books_bytes(layer: &FfnLayer) -> u64 {
     let ffn = layer.intermediate_size;
     NeuronCache::bookkeeping_bytes(ffn, ffn) + 4 * ffn as u64
@@ -312,6 +324,11 @@ impl BudgetPlan {
         self.budget_bytes = self.total_bytes;
         self.weight_bytes = self.weight_bytes - before + bytes;
         self
+    }
+
+    /// Positions whose logits fit into the scratch together.
+    pub fn logits_tokens(&self) -> usize {
+        logits_tokens(self.chunk_tokens)
     }
 
     /// What the layers need to know of the plan.

@@ -15,18 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use wick_format::{
     ChecksumBlocks, FfnLayer, FileHasher, Manifest, StoredDtype, TensorExtent, TensorIndex,
 };
-use wick_io::{DirectIo, FlashFile, IoCounters, IoMode, Reader};
+use wick_io::{DirectIo, FlashFile, IoCounters, IoMode, Reader, READER_BOUNCE_BYTES};
 
 use crate::error::{Error, Result};
 use crate::predictors::PredictorMetadata;
 use crate::stored::{StoredMatrix, StreamRing};
 
-/// The manifest's file name; a folder without it is no finished conversion.
-pub const MANIFEST_FILE: &str = "wick.json";
-/// Everything that is not an FFN matrix.
-pub const RESIDENT_FILE: &str = "resident.safetensors";
-/// Optional extra tensors: one low-rank predictor a layer.
-pub const PREDICTORS_FILE: &str = "predictors.safetensors";
+pub use wick_format::{MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE};
 
 /// How files are read.
 #[derive(Clone, Debug)]
@@ -304,6 +299,20 @@ impl FlashFolder {
             .ring
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// What the reader's threads take for records that the device cannot place straight into a slot.
+    pub(crate) fn bounce_bytes(&self) -> u64 {
+        let layers = &self.0.manifest.layers;
+        let bounces = layers.iter().any(|layer| {
+            let alignment = self.0.records[&layer.file].file.alignment_bytes();
+            !layer.stride_bytes.is_multiple_of(alignment)
+        });
+        if bounces {
+            (self.0.reader.threads() * READER_BOUNCE_BYTES) as u64
+        } else {
+            0
+        }
     }
 
     pub(crate) fn ring_bytes(&self) -> u64 {

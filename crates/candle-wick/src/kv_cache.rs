@@ -62,7 +62,12 @@ impl KvCache {
 
     /// Adds `seq` positions: `keys` and `values` are `(1, kv_heads, seq, head_dim)`.
     pub fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<()> {
-        let (_, kv_heads, seq, head_dim) = keys.dims4()?;
+        let (batch, kv_heads, seq, head_dim) = keys.dims4()?;
+        if batch != 1 || seq == 0 {
+            candle::bail!(
+                "{batch} sequences of {seq} positions, a cache takes one of at least one"
+            );
+        }
         if keys.dims() != values.dims() || (kv_heads, head_dim) != (self.kv_heads, self.head_dim) {
             candle::bail!(
                 "keys {:?}, values {:?} in a cache of other heads",
@@ -94,8 +99,8 @@ impl KvCache {
     /// appended keys and values; query head `h` uses key head `h / (heads / kv_heads)`. Gives
     /// `(1, seq, heads * head_dim)`.
     pub fn causal_attention(&self, q: &Tensor, scale: f32) -> Result<Tensor> {
-        let (_, heads, seq, head_dim) = q.dims4()?;
-        if head_dim != self.head_dim || heads % self.kv_heads != 0 || seq > self.len {
+        let (batch, heads, seq, head_dim) = q.dims4()?;
+        if batch != 1 || head_dim != self.head_dim || heads % self.kv_heads != 0 || seq > self.len {
             candle::bail!(
                 "queries {:?} for {} key heads of {}",
                 q.dims(),

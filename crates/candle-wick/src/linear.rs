@@ -43,7 +43,7 @@ impl FlashLinear {
 impl Module for FlashLinear {
     fn forward(&self, x: &Tensor) -> candle::Result<Tensor> {
         let out_dim = self.weight.rows();
-        map_rows(x, out_dim, |tokens, x| {
+        map_rows(x, self.weight.columns(), out_dim, |tokens, x| {
             let mut by_row = vec![0.0; out_dim * tokens];
             self.weight.product(x, tokens, &mut by_row)?;
             if let Some(bias) = &self.bias {

@@ -54,12 +54,18 @@ impl Matrix {
                 Ok(())
             })?;
             matrix.resident = Some(bytes);
+            // Checked already, and never read again.
+            matrix.stored.checksums = Vec::new();
         }
         Ok(matrix)
     }
 
     pub(crate) fn rows(&self) -> usize {
         self.stored.rows
+    }
+
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
     }
 
     pub(crate) fn is_resident(&self) -> bool {

@@ -1,7 +1,13 @@
 //! A feed-forward layer whose neurons stay on flash: only what the tokens need is read and multiplied.
 //!
-//! `y = down · (act(gate x) * up x)` or `down · act(up x)`, with biases where the model has them. One step
-//! takes a token, or up to 128 tokens of a prompt, through the six calls of `FlashMlp::step`.
+//! `y = down · (act(gate x) * up x)` or `down · act(up x)`, with biases where the model has them. One `step`
+//! takes a token, or up to 128 tokens of a prompt, through
+//! 1. `selector.select`: which neurons are needed;
+//! 2. `cache.plan`: which of them are missing, and where they go, in passes;
+//! 3. `submit`: the misses of a pass are read into their slots;
+//! 4. `coefficients`: gate, up and activation of the hits meanwhile, then of the misses;
+//! 5. `add_down`: one down product over the pass, added to the sums of the passes before;
+//! 6. `cache.commit`: the misses are residents, the window slides.
 //!
 //! The result depends on the selection alone: each output element is one ascending sum over the selected
 //! neurons, whatever the slots, the threads, the engine and the number of tokens in the step.
@@ -22,7 +28,7 @@ use crate::neurons::{LayerNeurons, Rows};
 use crate::rows::map_rows;
 use crate::selector::{Selection, Selector};
 use crate::var_builder::{lock, FlashVarBuilder};
-use crate::workspace::{pass_neurons, Workspace, CHUNK_TOKENS_MAX};
+use crate::workspace::{pass_neurons, sized, Workspace, CHUNK_TOKENS_MAX};
 
 /// The FFN of one layer: `x (.., hidden_size) -> (.., hidden_size)`.
 #[derive(Clone)]
@@ -44,6 +50,20 @@ struct State {
     cache: NeuronCache,
     /// Away only while a step's reads are in flight.
     slots: Option<SlotBuffer>,
+}
+
+/// A range of a step's selection that is computed at once.
+struct Pass<'a> {
+    x: Rows<'a>,
+    plan: &'a StepPlan,
+    range: &'a Range<usize>,
+}
+
+/// The neurons of a pass that lay in a slot, or that are read for it.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Hits,
+    Misses,
 }
 
 impl FlashMlp {
@@ -68,7 +88,8 @@ impl FlashMlp {
             });
         }
         let placement = vb.placement();
-        let slot_count = placement.slots_per_layer[index].min(intermediate_size);
+        let slots = placement.slots_per_layer[index];
+        let slot_count = slots.max(2).min(intermediate_size);
         let slots = SlotBuffer::new(slot_count, layer.stride_bytes)?;
         let cache = NeuronCache::new(intermediate_size, slot_count, placement.window_tokens);
         let neurons = LayerNeurons::load(vb.folder(), layer, activation)?;
@@ -96,7 +117,7 @@ impl FlashMlp {
 impl Module for FlashMlp {
     fn forward(&self, x: &Tensor) -> candle::Result<Tensor> {
         let hidden = self.shared.neurons.layer.hidden_size;
-        map_rows(x, hidden, |tokens, x| {
+        map_rows(x, hidden, hidden, |tokens, x| {
             let mut y = vec![0.0; tokens * hidden];
             let chunk = CHUNK_TOKENS_MAX * hidden;
             for (x, y) in x.chunks(chunk).zip(y.chunks_mut(chunk)) {
@@ -173,9 +194,10 @@ impl Shared {
             None => SlotBuffer::new(self.slot_count, self.neurons.layer.stride_bytes)?,
         };
         let mut ticket = self.submit(buffer, plan, plan.passes().first(), work);
-        for (index, pass) in plan.passes().iter().enumerate() {
+        for (index, range) in plan.passes().iter().enumerate() {
+            let pass = Pass { x, plan, range };
             clock.io();
-            self.coefficients(x, plan, pass, false, &ticket, work);
+            self.coefficients(&pass, Part::Hits, &ticket, work);
             clock.compute();
             let (buffer, result) = ticket.wait();
             if let Err(error) = result {
@@ -184,24 +206,24 @@ impl Shared {
             }
             ticket = self.submit(buffer, plan, plan.passes().get(index + 1), work);
             clock.io();
-            self.coefficients(x, plan, pass, true, &ticket, work);
-            self.add_down(x.tokens, plan, pass, &ticket, work);
+            self.coefficients(&pass, Part::Misses, &ticket, work);
+            self.add_down(&pass, &ticket, work);
             clock.compute();
         }
         *slots = Some(ticket.wait().0);
         Ok(())
     }
 
-    /// Starts reading the misses of `pass`; no pass, no reads.
+    /// Starts reading the misses of a pass; no pass, no reads.
     fn submit(
         &self,
         buffer: SlotBuffer,
         plan: &StepPlan,
-        pass: Option<&Range<usize>>,
+        range: Option<&Range<usize>>,
         work: &mut Workspace,
     ) -> Ticket {
         work.reads.clear();
-        for position in pass.cloned().unwrap_or(0..0) {
+        for position in range.cloned().unwrap_or(0..0) {
             if plan.is_miss(position) {
                 let neuron = work.selection.neurons[position];
                 work.reads
@@ -213,15 +235,8 @@ impl Shared {
 
     /// Computes `act(gate) * up` (or `act(up)`) of the pass's misses, or of its hits, into `coefficients`
     /// `(neurons of the pass, tokens)`; zero where a token did not select the neuron.
-    fn coefficients(
-        &self,
-        x: Rows<'_>,
-        plan: &StepPlan,
-        pass: &Range<usize>,
-        misses: bool,
-        ticket: &Ticket,
-        work: &mut Workspace,
-    ) {
+    fn coefficients(&self, pass: &Pass<'_>, part: Part, ticket: &Ticket, work: &mut Workspace) {
+        let Pass { x, plan, range } = pass;
         let Workspace {
             positions,
             selection,
@@ -232,8 +247,9 @@ impl Shared {
         } = work;
         positions.clear();
         positions.extend(
-            pass.clone()
-                .filter(|p| plan.is_miss(*p) == misses)
+            (*range)
+                .clone()
+                .filter(|p| plan.is_miss(*p) == (part == Part::Misses))
                 .map(|p| p as u32),
         );
         let count = positions.len();
@@ -242,15 +258,15 @@ impl Shared {
         }
         let record = |r: usize| ticket.slot(plan.slot(positions[r] as usize));
         let neuron = |r: usize| selection.neurons[positions[r] as usize];
-        self.neurons.deciding(count, neuron, record, x, gate);
+        self.neurons.deciding(count, neuron, record, *x, gate);
         let gated = self.neurons.layout.gated;
         if gated {
-            self.neurons.up_factors(count, neuron, record, x, up);
+            self.neurons.up_factors(count, neuron, record, *x, up);
         }
-        let coefficients = crate::workspace::sized(coefficients, pass.len() * x.tokens);
+        let coefficients = sized(coefficients, range.len() * x.tokens);
         for (r, &position) in positions.iter().enumerate() {
             let wanted_by = selection.wanted_by[position as usize];
-            let first = (position as usize - pass.start) * x.tokens;
+            let first = (position as usize - range.start) * x.tokens;
             for token in 0..x.tokens {
                 let at = r * x.tokens + token;
                 let value = match wanted_by >> token & 1 {
@@ -264,19 +280,13 @@ impl Shared {
     }
 
     /// Adds coefficient times down column of the whole pass, in ascending order of neurons.
-    fn add_down(
-        &self,
-        tokens: usize,
-        plan: &StepPlan,
-        pass: &Range<usize>,
-        ticket: &Ticket,
-        work: &mut Workspace,
-    ) {
+    fn add_down(&self, pass: &Pass<'_>, ticket: &Ticket, work: &mut Workspace) {
+        let Pass { x, plan, range } = pass;
         let down = self.neurons.layout.down_range();
-        let record = |r: usize| &ticket.slot(plan.slot(pass.start + r))[down.clone()];
-        let coefficients = &work.coefficients[..pass.len() * tokens];
+        let record = |r: usize| &ticket.slot(plan.slot(range.start + r))[down.clone()];
+        let coefficients = &work.coefficients[..range.len() * x.tokens];
         work.sums
-            .add_rows(self.neurons.dtype, pass.len(), record, coefficients);
+            .add_rows(self.neurons.dtype, range.len(), record, coefficients);
     }
 
     fn add_down_bias(&self, y: &mut [f32]) {

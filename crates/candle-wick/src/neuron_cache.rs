@@ -23,7 +23,7 @@
 use std::ops::Range;
 
 const NONE: u32 = u32::MAX;
-/// Neurons in one half of the streaming ring at most: the pass of the exactness contract.
+/// Neurons in one half of the streaming ring at most, and the slots that a budget leaves each layer at least.
 pub const PASS_NEURONS: usize = 256;
 
 /// The slots and reads of one step, in passes. Its memory is reused from step to step.
@@ -282,6 +282,8 @@ impl NeuronCache {
                 self.forget_slot(plan.slots[position]);
             }
         }
+        // The hits were touched without a use.
+        self.chunk_end = self.tokens;
         self.plan = plan;
     }
 

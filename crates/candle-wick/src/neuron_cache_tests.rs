@@ -95,7 +95,9 @@ fn run(cache: &mut NeuronCache, device: &mut Device, step: &Step) -> usize {
         }
     }
     let misses = plan.miss_count();
-    cache.commit(&selection, plan, step.tokens, |_| 0);
+    cache.commit(&selection, plan, step.tokens, |position| {
+        step.last_use(position)
+    });
     misses
 }
 
@@ -105,6 +107,13 @@ struct Step {
     tokens: usize,
     pass_neurons: usize,
     fails: bool,
+}
+
+impl Step {
+    /// Some number of tokens ago, within the step.
+    fn last_use(&self, position: usize) -> usize {
+        (position * 7 + 3) % self.tokens
+    }
 }
 
 fn steps(neuron_count: u32) -> impl Strategy<Value = Vec<Step>> {
@@ -135,6 +144,29 @@ proptest! {
         for step in &steps {
             run(&mut cache, &mut device, step);
             check(&cache, &device);
+        }
+    }
+
+    /// With a window, what stays is what the window's tokens used; slots for all, so that nothing else counts.
+    #[test]
+    fn the_window_keeps_what_its_tokens_used(steps in steps(40), window_tokens in 1..6usize) {
+        let mut cache = NeuronCache::new(40, 40, Some(window_tokens));
+        let mut device = Device { content: vec![NONE - 1; 40] };
+        let mut used_at = std::collections::BTreeMap::<u32, usize>::new();
+        let mut now = 0;
+        for step in &steps {
+            run(&mut cache, &mut device, step);
+            if step.fails {
+                continue;
+            }
+            now += step.tokens;
+            for (position, neuron) in step.neurons.iter().enumerate() {
+                used_at.insert(*neuron, now - step.last_use(position));
+            }
+            for neuron in 0..40 {
+                let fresh = used_at.get(&neuron).is_some_and(|used| used + window_tokens > now);
+                prop_assert_eq!(cache.contains(neuron), fresh, "neuron {} at {}", neuron, now);
+            }
         }
     }
 

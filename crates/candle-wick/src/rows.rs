@@ -2,15 +2,19 @@
 
 use candle::{DType, Device, Result, Storage, Tensor, D};
 
-/// Calls `f(rows, values)` with `x` `(.., width)` as `rows` rows of f32 and gives its result, `(rows, out_width)`
+/// Calls `f(rows, values)` with `x` `(.., in_width)` as `rows` rows of f32 and gives its result, `(rows, out_width)`
 /// values in row-major order, the leading dimensions, dtype and device of `x`.
 pub(crate) fn map_rows(
     x: &Tensor,
+    in_width: usize,
     out_width: usize,
     f: impl FnOnce(usize, &[f32]) -> Result<Vec<f32>>,
 ) -> Result<Tensor> {
     let mut shape = x.dims().to_vec();
     let width = x.dim(D::Minus1)?;
+    if width != in_width {
+        candle::bail!("the input has width {width}, the layer takes {in_width}");
+    }
     let rows = x.elem_count().checked_div(width).unwrap_or(0);
     let values = with_f32(x, |values| f(rows, values))?;
     if let Some(last) = shape.last_mut() {

@@ -150,15 +150,18 @@ impl Selector {
             .extent(&name)
             .ok_or_else(|| vb.folder().missing(&name))?;
         let rank = extent.shape.first().copied().unwrap_or(0);
-        let predictor = vb.pp("predictor");
+        // Never streamed, whatever the placement says of other matrices.
+        let resident = |part: &str, shape: [usize; 2]| {
+            let name = format!("{}.predictor.{part}.weight", layer.prefix);
+            Matrix::load(vb.folder(), &name, &shape, true)
+        };
         Ok(Self::LowRank(Box::new(LowRank {
-            down: predictor
-                .pp("down")
-                .matrix(&[rank, layer.hidden_size], "weight")?,
-            up: predictor
+            down: resident("down", [rank, layer.hidden_size])?,
+            up: resident("up", [layer.intermediate_size, rank])?,
+            bias: vb
+                .pp("predictor")
                 .pp("up")
-                .matrix(&[layer.intermediate_size, rank], "weight")?,
-            bias: predictor.pp("up").values(layer.intermediate_size, "bias")?,
+                .values(layer.intermediate_size, "bias")?,
             threshold: metadata.thresholds[index],
         })))
     }
@@ -225,10 +228,7 @@ impl LowRank {
                 by_token[token * rank + r] = *value;
             }
         }
-        let (dtype, row_bytes, rows) = self
-            .up
-            .resident_rows()
-            .expect("predictors are never streamed");
+        let (dtype, row_bytes, rows) = self.up.resident_rows().expect("loaded as resident above");
         let block = pass_neurons(tokens);
         for (index, biases) in self.bias.chunks(block).enumerate() {
             let first = index * block;

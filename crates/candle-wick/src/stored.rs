@@ -165,7 +165,8 @@ impl StoredMatrix {
 
     /// The next groups, one a slot of `half`, from block start `next` up to the block that holds `end`.
     fn groups(&self, next: &mut usize, end: usize, half: usize, slot_bytes: usize) -> Vec<Group> {
-        let alignment = self.file.alignment_bytes() as u64;
+        // Of devices with larger blocks the reader makes aligned reads itself.
+        let alignment = self.file.alignment_bytes().min(PAGE_BYTES) as u64;
         let block_bytes = (self.block_rows * self.row_bytes).max(1);
         let blocks = ((slot_bytes - 2 * PAGE_BYTES) / block_bytes).max(1);
         let mut groups = Vec::with_capacity(HALF_SLOTS);

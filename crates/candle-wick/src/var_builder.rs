@@ -25,7 +25,7 @@ use crate::workspace::{FfnRecorder, Workspace};
 pub struct Placement {
     /// Who chooses the neurons.
     pub selector: SelectorKind,
-    /// Slots of each layer's neuron cache, in the manifest's order.
+    /// Slots of each layer's neuron cache, in the manifest's order; two are the least, one a neuron the most.
     pub slots_per_layer: Vec<usize>,
     /// Drop a neuron when none of this many tokens used it; `None` keeps it until its slot is wanted.
     pub window_tokens: Option<usize>,

@@ -13,7 +13,8 @@ const PASS_ACTIVATIONS: usize = 1 << 18;
 /// Neurons of one pass at most, so that reads of the next pass overlap the sums of this one.
 const PASS_NEURONS_MAX: usize = 2048;
 
-/// Called with a layer's place in the manifest and its inputs `(tokens, hidden)` before each step.
+/// Called with a layer's place in the manifest and its inputs `(tokens, hidden)` before each step, under the lock of
+/// the scratch: it must not ask the `FlashVarBuilder` for statistics, nor run a layer.
 pub type FfnRecorder = Box<dyn FnMut(usize, &[f32]) + Send>;
 
 /// Buffers of a step, and every layer's counters.

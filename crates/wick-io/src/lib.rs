@@ -51,6 +51,8 @@ pub use error::IoError;
 pub use file::{DirectIo, FlashFile, IoMode};
 pub use memory::{available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap};
 pub use plan::SlotRead;
-pub use reader::{IoCounters, Reader, READER_THREADS_MAX, READER_THREAD_BYTES_MAX};
+pub use reader::{
+    IoCounters, Reader, READER_BOUNCE_BYTES, READER_THREADS_MAX, READER_THREAD_BYTES_MAX,
+};
 pub use source::SourceFile;
 pub use ticket::Ticket;

@@ -30,6 +30,9 @@ pub const READER_THREADS_MAX: usize = 1024;
 /// Most memory that one thread of a reader keeps: its stack and its bounce buffer.
 pub const READER_THREAD_BYTES_MAX: usize = STACK_BYTES + RUN_BYTES_MAX;
 
+/// The bounce buffer that a thread keeps once it has met a read that the device cannot place directly.
+pub const READER_BOUNCE_BYTES: usize = RUN_BYTES_MAX;
+
 const STACK_BYTES: usize = 128 << 10;
 
 /// What a reader got from the device since it was made.

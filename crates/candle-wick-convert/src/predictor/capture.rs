@@ -1,4 +1,4 @@
-//! The inputs of every FFN on a text, one temporary file a layer: memory does not grow with the text.
+//! The inputs of every FFN on a text, one temporary file a layer: one layer's inputs are in memory at a time.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
