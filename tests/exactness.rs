@@ -1,12 +1,14 @@
 //! Same selection, same bytes: at every budget, thread count and way of reading.
 
 use std::path::Path;
+use std::process::Command;
 
-use candle_wick::{DirectIo, FlashFolder, IoOptions, Memory, SelectorKind};
+use candle_wick::{DirectIo, FlashFolder, IoOptions, SelectorKind};
 use candle_wick_models::{LoadOptions, LoadedModel};
+use serde_json::Value;
 
 use crate::demo::demo;
-use crate::support::{converted, expected, fixture, greedy, options};
+use crate::support::{converted, expected, fixture, greedy};
 
 /// Bits of the logits of a prompt scored position by position, and of decoding after it.
 fn fingerprint(model: &mut LoadedModel, ids: &[u32]) -> Vec<u32> {
@@ -93,35 +95,62 @@ fn the_demo_model_gives_the_same_bytes_everywhere() {
     check("opt-9m", out.path(), &ids, &[256], &selectors);
 }
 
-/// At the floor the head and attention are streamed, chunks are short, and neurons leave early.
+/// At the floor the head and attention are streamed, chunks are short, and neurons leave early. In processes of
+/// their own: a budget counts what the process holds already, and tests share theirs.
 #[test]
 fn the_floor_gives_the_same_bytes_as_plenty() {
     let out = demo();
-    let ids: Vec<u32> = (0..150).map(|index| (index * 37 + 11) % 4096).collect();
-    let folder = FlashFolder::open(out.path(), IoOptions::default()).unwrap();
-    for selector in [SelectorKind::Dense, SelectorKind::LowRank] {
-        let plenty = options(selector, None);
-        let floor = candle_wick_models::plan(&folder, &plenty)
-            .unwrap()
-            .floor_bytes;
-        let tight = LoadOptions {
-            // The process may have grown since: other tests share it.
-            memory: Some(Memory::Bytes(floor + (1 << 20))),
-            window_tokens: Some(3),
-            ..plenty.clone()
-        };
-        let mut tight = LoadedModel::load(folder.clone(), &tight).unwrap();
-        let plan = tight.plan();
+    let folder = out.path().to_str().unwrap();
+    let ids: Vec<String> = (0..40)
+        .map(|index| ((index * 37 + 11) % 4096).to_string())
+        .collect();
+    let ids = ids.join(",");
+    let wick = |words: &[&str]| -> Value {
+        let words = [words, &["--json"]].concat();
+        let output = Command::new(env!("CARGO_BIN_EXE_wick"))
+            .args(words)
+            .output()
+            .unwrap();
         assert!(
-            !plan.streamed.is_empty() && plan.chunk_tokens < 128,
-            "{plan}"
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
         );
-        let mut plenty = LoadedModel::load(folder.clone(), &plenty).unwrap();
-        assert!(plenty.plan().streamed.is_empty() && plenty.plan().chunk_tokens == 128);
-        assert!(
-            fingerprint(&mut tight, &ids) == fingerprint(&mut plenty, &ids),
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    for selector in ["dense", "lowrank"] {
+        let plan = wick(&["plan", folder, "--selector", selector]);
+        assert_eq!(
+            (
+                plan["streamed"].as_array().unwrap().len(),
+                &plan["chunk_tokens"]
+            ),
+            (0, &128.into())
+        );
+        let floor = (plan["floor_bytes"].as_u64().unwrap() + (1 << 20)).to_string();
+        let tight = ["--memory", &floor, "--window", "3"];
+        let plan = wick(&[&["plan", folder, "--selector", selector][..], &tight].concat());
+        assert!(!plan["streamed"].as_array().unwrap().is_empty(), "{plan}");
+        assert!(plan["chunk_tokens"].as_u64().unwrap() < 128, "{plan}");
+        let score = ["score", folder, "--selector", selector, "--ids", &ids];
+        assert_eq!(
+            wick(&score),
+            wick(&[&score[..], &tight].concat()),
             "{selector}"
         );
+        let run = [
+            "run",
+            folder,
+            "--selector",
+            selector,
+            "--ids",
+            &ids,
+            "-n",
+            "20",
+        ];
+        let (plenty, tight) = (wick(&run), wick(&[&run[..], &tight].concat()));
+        assert_eq!(plenty["ids"], tight["ids"], "{selector}");
+        assert!(tight["bytes_read_per_token"].as_f64() > plenty["bytes_read_per_token"].as_f64());
     }
 }
 

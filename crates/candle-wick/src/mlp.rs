@@ -31,6 +31,9 @@ use crate::var_builder::{lock, FlashVarBuilder};
 use crate::workspace::{pass_neurons, sized, Workspace, CHUNK_TOKENS_MAX};
 
 /// The FFN of one layer: `x (.., hidden_size) -> (.., hidden_size)`.
+///
+/// Layers of one `FlashVarBuilder` take turns behind a lock, and compute on the rayon pool meanwhile: call `forward`
+/// from a plain thread, not from inside a rayon task, which could be made to wait for itself.
 #[derive(Clone)]
 pub struct FlashMlp {
     shared: Arc<Shared>,
