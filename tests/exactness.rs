@@ -146,7 +146,7 @@ fn the_floor_gives_the_same_bytes_as_plenty() {
             "--ids",
             &ids,
             "-n",
-            "20",
+            "6",
         ];
         let (plenty, tight) = (wick(&run), wick(&[&run[..], &tight].concat()));
         assert_eq!(plenty["ids"], tight["ids"], "{selector}");
