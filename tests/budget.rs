@@ -8,7 +8,7 @@ use half::f16;
 use safetensors::tensor::{serialize_to_file, Dtype, TensorView};
 use serde_json::Value;
 
-use crate::support::converted;
+use crate::support::{converted, llama_shapes};
 
 const HIDDEN: usize = 1024;
 const FFN: usize = 4096;
@@ -17,27 +17,7 @@ const VOCAB: usize = 8000;
 
 /// A Llama of 400 MB with random weights, 68 % of it FFN.
 fn random_llama(folder: &Path) {
-    let mut shapes = vec![
-        ("model.embed_tokens.weight".to_owned(), vec![VOCAB, HIDDEN]),
-        ("lm_head.weight".to_owned(), vec![VOCAB, HIDDEN]),
-        ("model.norm.weight".to_owned(), vec![HIDDEN]),
-    ];
-    for layer in 0..LAYERS {
-        let mut add = |name: &str, shape: &[usize]| {
-            shapes.push((
-                format!("model.layers.{layer}.{name}.weight"),
-                shape.to_vec(),
-            ));
-        };
-        for name in ["q", "k", "v", "o"] {
-            add(&format!("self_attn.{name}_proj"), &[HIDDEN, HIDDEN]);
-        }
-        add("mlp.gate_proj", &[FFN, HIDDEN]);
-        add("mlp.up_proj", &[FFN, HIDDEN]);
-        add("mlp.down_proj", &[HIDDEN, FFN]);
-        add("input_layernorm", &[HIDDEN]);
-        add("post_attention_layernorm", &[HIDDEN]);
-    }
+    let shapes = llama_shapes(HIDDEN, FFN, LAYERS, VOCAB);
     let mut state = 1u64;
     let mut random = move || {
         // splitmix64: no two weights are related in a way that could hide a mistake.

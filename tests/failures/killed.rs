@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use safetensors::tensor::{serialize_to_file, Dtype, TensorView};
 
 use super::{snapshot, text, wick};
+use crate::support::llama_shapes;
 
 const HIDDEN: usize = 1024;
 const FFN: usize = 4096;
@@ -17,27 +18,7 @@ const KILLS: u32 = 6;
 
 /// A Llama of 200 MB; what its weights are does not matter here.
 fn checkpoint(folder: &Path) {
-    let mut shapes = vec![
-        ("model.embed_tokens.weight".to_owned(), vec![320, HIDDEN]),
-        ("lm_head.weight".to_owned(), vec![320, HIDDEN]),
-        ("model.norm.weight".to_owned(), vec![HIDDEN]),
-    ];
-    for layer in 0..LAYERS {
-        let mut add = |name: &str, shape: &[usize]| {
-            shapes.push((
-                format!("model.layers.{layer}.{name}.weight"),
-                shape.to_vec(),
-            ));
-        };
-        for name in ["q", "k", "v", "o"] {
-            add(&format!("self_attn.{name}_proj"), &[HIDDEN, HIDDEN]);
-        }
-        add("mlp.gate_proj", &[FFN, HIDDEN]);
-        add("mlp.up_proj", &[FFN, HIDDEN]);
-        add("mlp.down_proj", &[HIDDEN, FFN]);
-        add("input_layernorm", &[HIDDEN]);
-        add("post_attention_layernorm", &[HIDDEN]);
-    }
+    let shapes = llama_shapes(HIDDEN, FFN, LAYERS, 320);
     // Small f16 numbers, another sequence in each tensor.
     let mut state = 7u16;
     let bytes: Vec<u8> = (0..FFN * HIDDEN + LAYERS * 1000)

@@ -84,3 +84,34 @@ pub fn logprob(logits: &[f32], id: u32) -> f64 {
         .sum();
     f64::from(logits[id as usize] - largest) - sum.ln()
 }
+
+/// Names and shapes of a Llama's tensors, own head, as many key heads as heads.
+pub fn llama_shapes(
+    hidden: usize,
+    ffn: usize,
+    layers: usize,
+    vocab: usize,
+) -> Vec<(String, Vec<usize>)> {
+    let mut shapes = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![vocab, hidden]),
+        ("lm_head.weight".to_owned(), vec![vocab, hidden]),
+        ("model.norm.weight".to_owned(), vec![hidden]),
+    ];
+    for layer in 0..layers {
+        let mut add = |name: &str, shape: &[usize]| {
+            shapes.push((
+                format!("model.layers.{layer}.{name}.weight"),
+                shape.to_vec(),
+            ));
+        };
+        for name in ["q", "k", "v", "o"] {
+            add(&format!("self_attn.{name}_proj"), &[hidden, hidden]);
+        }
+        add("mlp.gate_proj", &[ffn, hidden]);
+        add("mlp.up_proj", &[ffn, hidden]);
+        add("mlp.down_proj", &[hidden, ffn]);
+        add("input_layernorm", &[hidden]);
+        add("post_attention_layernorm", &[hidden]);
+    }
+    shapes
+}

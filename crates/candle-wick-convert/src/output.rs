@@ -294,7 +294,7 @@ mod tests {
         let mut file = OutputFile {
             file: OpenOptions::new().write(true).open(&full).unwrap(),
             partial: PathBuf::from("/nonexistent/.x.partial"),
-            target: PathBuf::from("/tmp/x"),
+            target: PathBuf::from("nowhere/x"),
             hasher: FileHasher::new(),
             written_bytes: 0,
             size_bytes: 1234,
@@ -313,7 +313,7 @@ mod tests {
         );
         assert!(error
             .to_string()
-            .starts_with("no room on the disk for /tmp/x: 1234 bytes"));
+            .starts_with("no room on the disk for nowhere/x: 1234 bytes"));
     }
 
     #[test]

@@ -255,15 +255,9 @@ impl Llama {
 
     /// The normed hidden states of all positions.
     pub fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
-        let seen = self
-            .layers
-            .first()
-            .map_or(0, |layer| layer.self_attn.kv_cache.len());
-        let seq = input_ids.dim(1)?;
-        if position != seen || seq == 0 {
-            candle::bail!(
-                "{seq} ids at position {position}, after {seen}: ids go on where the last ended"
-            );
+        if let Some(layer) = self.layers.first() {
+            let kv_cache = &layer.self_attn.kv_cache;
+            kv_cache.check_next(position, input_ids.dim(1)?)?;
         }
         let mut x = self.embed_tokens.forward(input_ids)?;
         for layer in &mut self.layers {

@@ -240,15 +240,10 @@ impl Opt {
 
     /// The normed hidden states of all positions.
     pub fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
-        let seen = self
-            .layers
-            .first()
-            .map_or(0, |layer| layer.self_attn.kv_cache.len());
         let seq = input_ids.dim(1)?;
-        if position != seen || seq == 0 {
-            candle::bail!(
-                "{seq} ids at position {position}, after {seen}: ids go on where the last ended"
-            );
+        if let Some(layer) = self.layers.first() {
+            let kv_cache = &layer.self_attn.kv_cache;
+            kv_cache.check_next(position, seq)?;
         }
         let first = (position + POSITION_OFFSET) as u32;
         let positions = Tensor::arange(first, first + seq as u32, &Device::Cpu)?.unsqueeze(0)?;

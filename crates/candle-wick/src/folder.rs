@@ -8,13 +8,10 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use wick_format::{
-    ChecksumBlocks, FfnLayer, FileHasher, Manifest, StoredDtype, TensorExtent, TensorIndex,
-};
+use wick_format::{FfnLayer, FileHasher, FormatError, Manifest, TensorExtent, TensorIndex};
 use wick_io::{DirectIo, FlashFile, IoCounters, IoMode, Reader, READER_BOUNCE_BYTES};
 
 use crate::error::{Error, Result};
@@ -73,31 +70,10 @@ impl TensorFile {
         Ok(Self { path, file, index })
     }
 
-    /// The values of a U32 tensor: checksums, a few bytes for each 64 KiB, so the page cache may have them.
-    fn checksums(&self, name: &str) -> Result<Vec<u32>> {
-        let extent = self
-            .index
-            .tensors
-            .get(name)
-            .ok_or_else(|| Error::MissingTensor {
-                name: name.to_owned(),
-                path: self.path.clone(),
-            })?;
-        if extent.dtype != StoredDtype::U32 {
-            let reason = format!("tensor {name} is {:?}, expected U32", extent.dtype);
-            return Err(Error::Folder {
-                path: self.path.clone(),
-                reason,
-            });
-        }
-        let opened = |source| Error::Open {
-            path: self.path.clone(),
-            source,
-        };
+    /// The values of a U32 tensor, which the index has checked to be one.
+    fn checksums(&self, extent: &TensorExtent) -> Result<Vec<u32>> {
         let mut bytes = vec![0; extent.len_bytes as usize];
-        File::open(&self.path)
-            .and_then(|file| file.read_exact_at(&mut bytes, extent.offset_bytes))
-            .map_err(opened)?;
+        self.file.read_exact_at(extent.offset_bytes, &mut bytes)?;
         let words = bytes.chunks_exact(4);
         Ok(words
             .map(|word| u32::from_le_bytes(word.try_into().expect("4 bytes")))
@@ -105,11 +81,10 @@ impl TensorFile {
     }
 
     fn matrix(&self, name: &str, extent: &TensorExtent) -> Result<StoredMatrix> {
-        let blocks =
-            ChecksumBlocks::of(&extent.shape, extent.dtype).map_err(|source| Error::Format {
-                path: self.path.clone(),
-                source,
-            })?;
+        let (blocks, checksums) = self
+            .index
+            .checksums_of(name)
+            .map_err(|source| self.format_error(source))?;
         StoredMatrix {
             name: name.to_owned(),
             file: self.file.clone(),
@@ -117,9 +92,16 @@ impl TensorFile {
             rows: blocks.rows,
             row_bytes: blocks.row_bytes,
             block_rows: blocks.block_rows,
-            checksums: self.checksums(&format!("{name}.crc32c"))?,
+            checksums: self.checksums(checksums)?,
         }
         .check(&self.path)
+    }
+
+    fn format_error(&self, source: FormatError) -> Error {
+        Error::Format {
+            path: self.path.clone(),
+            source,
+        }
     }
 }
 
@@ -176,11 +158,9 @@ impl FlashFolder {
                 let file = TensorFile::open(path.join(&layer.file), io.direct)?;
                 records.insert(layer.file.clone(), file);
             }
-            let TensorFile { path, index, .. } = &records[&layer.file];
-            layer.extents(index).map_err(|source| Error::Format {
-                path: path.clone(),
-                source,
-            })?;
+            let file = &records[&layer.file];
+            let checked = layer.extents(&file.index);
+            checked.map_err(|source| file.format_error(source))?;
         }
         let predictors = PredictorFile::open(&path, io.direct, &manifest);
         let mut block_bytes_max = 0;
@@ -365,28 +345,17 @@ impl FlashFolder {
     /// The records of one layer, one row a neuron.
     pub(crate) fn records(&self, layer: &FfnLayer) -> Result<StoredMatrix> {
         let file = &self.0.records[&layer.file];
-        let name = layer.neurons_tensor();
-        let extent = file
-            .index
-            .tensors
-            .get(&name)
-            .ok_or_else(|| self.missing(&name))?;
-        let expected = vec![layer.intermediate_size, layer.stride_bytes];
-        if extent.shape != expected || extent.dtype != StoredDtype::U8 {
-            return Err(Error::Shape {
-                name,
-                expected,
-                got: extent.shape.clone(),
-            });
-        }
+        let (records, checksums) = layer
+            .extents(&file.index)
+            .map_err(|source| file.format_error(source))?;
         StoredMatrix {
-            name,
+            name: layer.neurons_tensor(),
             file: file.file.clone(),
-            offset_bytes: extent.offset_bytes,
+            offset_bytes: records.offset_bytes,
             rows: layer.intermediate_size,
             row_bytes: layer.stride_bytes,
             block_rows: 1,
-            checksums: file.checksums(&layer.checksums_tensor())?,
+            checksums: file.checksums(checksums)?,
         }
         .check(&file.path)
     }

@@ -55,6 +55,17 @@ impl KvCache {
         self.len == 0
     }
 
+    /// Refuses `seq` new positions from `position` on that do not follow those seen.
+    pub fn check_next(&self, position: usize, seq: usize) -> Result<()> {
+        if position != self.len || seq == 0 {
+            candle::bail!(
+                "{seq} ids at position {position}, after {}: ids go on where the last ended",
+                self.len
+            );
+        }
+        Ok(())
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.len = 0;

@@ -6,6 +6,7 @@ use wick_kernels::{dot_rows, widen, WeightDtype};
 
 use crate::error::{Error, Result};
 use crate::folder::FlashFolder;
+use crate::neurons::kernel_dtype;
 use crate::stored::StoredMatrix;
 
 /// `(rows, columns)` weights; a tensor of one dimension is one row.
@@ -34,10 +35,14 @@ impl Matrix {
                 got,
             });
         }
-        let dtype = weight_dtype(extent.dtype).ok_or_else(|| Error::Folder {
-            path: folder.path().to_owned(),
-            reason: format!("tensor {name} is {:?}, not a weight", extent.dtype),
-        })?;
+        let dtype = extent
+            .dtype
+            .weight()
+            .map(kernel_dtype)
+            .ok_or_else(|| Error::Folder {
+                path: folder.path().to_owned(),
+                reason: format!("tensor {name} is {:?}, not a weight", extent.dtype),
+            })?;
         let stored = folder.stored_matrix(name)?;
         let columns = stored.row_bytes / dtype.size_bytes();
         let mut matrix = Self {
@@ -134,15 +139,5 @@ impl Matrix {
     pub(crate) fn resident_rows(&self) -> Option<(WeightDtype, usize, &[u8])> {
         let bytes = self.resident.as_deref()?;
         Some((self.dtype, self.stored.row_bytes, bytes))
-    }
-}
-
-/// The kernels' name of a stored dtype, when it is a weight's.
-pub(crate) fn weight_dtype(dtype: wick_format::StoredDtype) -> Option<WeightDtype> {
-    match dtype {
-        wick_format::StoredDtype::F32 => Some(WeightDtype::F32),
-        wick_format::StoredDtype::F16 => Some(WeightDtype::F16),
-        wick_format::StoredDtype::Bf16 => Some(WeightDtype::Bf16),
-        wick_format::StoredDtype::U8 | wick_format::StoredDtype::U32 => None,
     }
 }

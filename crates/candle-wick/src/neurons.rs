@@ -81,21 +81,13 @@ impl LayerNeurons {
         x: Rows<'_>,
         out: &mut Vec<f32>,
     ) {
-        let range = self.layout.gate_range().unwrap_or(self.layout.up_range());
-        let bias = if self.layout.gated {
-            &self.gate_bias
-        } else {
-            &self.up_bias
+        let (range, bias) = match self.layout.gate_range() {
+            Some(gate) => (gate, &self.gate_bias),
+            None => (self.layout.up_range(), &self.up_bias),
         };
         let out = sized(out, count * x.tokens);
-        dot_rows(
-            self.dtype,
-            count,
-            |r| &record(r)[range.clone()],
-            x.values,
-            x.tokens,
-            out,
-        );
+        let row = |r: usize| &record(r)[range.clone()];
+        dot_rows(self.dtype, count, row, x.values, x.tokens, out);
         add_bias(out, x.tokens, bias, neuron);
     }
 
@@ -110,14 +102,8 @@ impl LayerNeurons {
     ) {
         let range = self.layout.up_range();
         let out = sized(out, count * x.tokens);
-        dot_rows(
-            self.dtype,
-            count,
-            |r| &record(r)[range.clone()],
-            x.values,
-            x.tokens,
-            out,
-        );
+        let row = |r: usize| &record(r)[range.clone()];
+        dot_rows(self.dtype, count, row, x.values, x.tokens, out);
         add_bias(out, x.tokens, &self.up_bias, neuron);
     }
 }

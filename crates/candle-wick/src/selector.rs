@@ -144,7 +144,7 @@ impl Selector {
             SelectorKind::LowRank => vb.folder().needed_predictors()?,
         };
         let layer = &neurons.layer;
-        let name = format!("{}.predictor.down.weight", layer.prefix);
+        let name = layer.predictor_tensor("down.weight");
         let extent = vb
             .folder()
             .extent(&name)
@@ -152,12 +152,11 @@ impl Selector {
         let rank = extent.shape.first().copied().unwrap_or(0);
         // Never streamed, whatever the placement says of other matrices.
         let resident = |part: &str, shape: [usize; 2]| {
-            let name = format!("{}.predictor.{part}.weight", layer.prefix);
-            Matrix::load(vb.folder(), &name, &shape, true)
+            Matrix::load(vb.folder(), &layer.predictor_tensor(part), &shape, true)
         };
         Ok(Self::LowRank(Box::new(LowRank {
-            down: resident("down", [rank, layer.hidden_size])?,
-            up: resident("up", [layer.intermediate_size, rank])?,
+            down: resident("down.weight", [rank, layer.hidden_size])?,
+            up: resident("up.weight", [layer.intermediate_size, rank])?,
             bias: vb
                 .pp("predictor")
                 .pp("up")

@@ -66,6 +66,11 @@ impl FfnLayer {
         format!("{}.neurons.crc32c", self.prefix)
     }
 
+    /// Name of a tensor of the layer's predictor: `down.weight`, `up.weight` or `up.bias`.
+    pub fn predictor_tensor(&self, part: &str) -> String {
+        format!("{}.predictor.{part}", self.prefix)
+    }
+
     /// The extents of records and checksums in the file's index.
     ///
     /// # Errors

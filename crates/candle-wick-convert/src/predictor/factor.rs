@@ -56,8 +56,8 @@ impl Factors {
 
     /// The factors in the predictor file of a layer.
     pub(super) fn stored(tensors: &VarBuilder<'_>, layer: &FfnLayer) -> Result<Self> {
-        let name = |part: &str| format!("{}.predictor.{part}", layer.prefix);
-        let f32 = |part: &str| tensors.get_unchecked_dtype(&name(part), DType::F32);
+        let f32 =
+            |part: &str| tensors.get_unchecked_dtype(&layer.predictor_tensor(part), DType::F32);
         Ok(Self {
             down: f32("down.weight")?,
             up: f32("up.weight")?,

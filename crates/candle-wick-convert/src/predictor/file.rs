@@ -28,7 +28,7 @@ pub(super) fn write(
     let path = folder.join(PREDICTORS_FILE);
     let mut tensors = Tensors::default();
     for (layer, (factors, _)) in manifest.layers.iter().zip(fitted) {
-        let name = |part: &str| format!("{}.predictor.{part}", layer.prefix);
+        let name = |part| layer.predictor_tensor(part);
         tensors.add(name("down.weight"), StoredDtype::F16, &factors.down)?;
         tensors.add(name("up.weight"), StoredDtype::F16, &factors.up)?;
         tensors.add(name("up.bias"), StoredDtype::F32, &factors.bias)?;
