@@ -11,7 +11,8 @@ use candle_wick::{
     current_rss_bytes, BudgetPlan, FlashFolder, FlashVarBuilder, IoOptions, Memory, PlanOptions,
     SelectorKind,
 };
-use candle_wick_models::{llama::Llama, llama::LlamaConfig, Interrupt, WickTokenizer};
+use candle_wick_models::{llama::Llama, llama::LlamaConfig};
+use candle_wick_models::{CausalLm, Interrupt, ModelConfig, WickTokenizer};
 use clap::Parser;
 
 #[derive(Parser)]

@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use candle_wick::Activation;
 use wick_format::Dtype;
 
 use crate::config::{ModelConfig, CONFIG_FILE};
-use crate::family::{check_activation, spec_of, Family, LayerSpec, ModelSpec, TensorNeed};
+use crate::family::{family_of, Family, LayerSpec, ModelSpec, TensorNeed};
 use crate::head;
 use crate::source::SourceFolder;
 use crate::{ConvertError, ConvertOptions};
@@ -38,18 +39,21 @@ impl Checkpoint {
             };
             return Err(ConvertError::checkpoint(folder, problem));
         }
-        let config = ModelConfig::read(folder)?;
-        let (family, mut spec) = spec_of(&config)?;
-        check_activation(family, &config, options.activation.as_deref())?;
-        let source = SourceFolder::open(folder, family.rename)?;
+        let mut config = ModelConfig::read(folder)?;
+        let mut notes = Vec::new();
+        let family = family_of(&config)?;
+        (family.modernise)(&mut config)?;
+        override_activation(family, &mut config, options, &mut notes);
+        check_activation(family, &config)?;
+        let mut spec = (family.spec)(&config)?;
+        let mut source = SourceFolder::open(folder, family.rename)?;
+        (family.split)(&config, &mut source)?;
         check_present(&spec, &source)?;
 
-        let mut notes = Vec::new();
-        let mut edits = activation_edit(family, options, &mut notes);
         let choice = head::choose(&spec, &source)?;
         notes.extend(choice.note);
         if let Some(tied) = choice.tied_edit {
-            edits.insert("tie_word_embeddings".to_string(), tied.to_string());
+            config.set("tie_word_embeddings", tied);
         }
         if choice.keep {
             spec.resident.push(spec.head.clone());
@@ -59,7 +63,7 @@ impl Checkpoint {
         let dtype = ffn_dtype(&ffn, &source, options, &mut notes)?;
         let resident = with_dtypes(&spec.resident, &source, options)?;
         let ignored_tensors = ignored(&spec, &ffn, &source, &mut notes);
-        let config_text = config.edited(&edits)?;
+        let config_text = config.copied_text()?;
         // What cannot be run later must not take an hour to convert.
         candle_wick_models::check_config(&folder.join(CONFIG_FILE), &config_text)?;
         Ok(Self {
@@ -92,22 +96,29 @@ impl Checkpoint {
     }
 }
 
-fn activation_edit(
+/// Puts the activation that the user asks for into the config.
+fn override_activation(
     family: &Family,
+    config: &mut ModelConfig,
     options: &ConvertOptions,
     notes: &mut Vec<String>,
-) -> BTreeMap<String, String> {
-    let edit = options.activation.as_ref().map(|activation| {
+) {
+    if let Some(activation) = &options.activation {
         let key = family.activation_key;
+        config.set(key, activation.as_str());
         notes.push(format!(
             "{key} is {activation} in the copied config.json, as asked for"
         ));
-        (
-            key.to_string(),
-            serde_json::Value::from(activation.as_str()).to_string(),
-        )
-    });
-    edit.into_iter().collect()
+    }
+}
+
+/// Refuses an activation that no layer can compute.
+fn check_activation(family: &Family, config: &ModelConfig) -> Result<(), ConvertError> {
+    let activation = config.text(family.activation_key)?;
+    match activation.parse::<Activation>() {
+        Ok(_) => Ok(()),
+        Err(error) => Err(config.wrong(family.activation_key, error.to_string())),
+    }
 }
 
 fn ffn_matrices(spec: &ModelSpec) -> Vec<TensorNeed> {

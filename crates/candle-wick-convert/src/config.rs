@@ -21,6 +21,8 @@ pub(crate) struct ModelConfig {
     path: PathBuf,
     text: String,
     values: Map<String, Value>,
+    /// Values that differ from the text.
+    edits: BTreeMap<String, Value>,
 }
 
 impl ModelConfig {
@@ -34,7 +36,12 @@ impl ModelConfig {
                 source,
             },
         })?;
-        Ok(Self { path, text, values })
+        Ok(Self {
+            path,
+            text,
+            values,
+            edits: BTreeMap::new(),
+        })
     }
 
     /// The error for a value that cannot be.
@@ -48,6 +55,20 @@ impl ModelConfig {
             key: key.into(),
             got,
             expected: expected.into(),
+        }
+    }
+
+    /// Gives `key` another value, here and in the copy.
+    pub(crate) fn set(&mut self, key: &str, value: impl Into<Value>) {
+        let value = value.into();
+        self.edits.insert(key.to_string(), value.clone());
+        self.values.insert(key.to_string(), value);
+    }
+
+    /// Gives the value of the older key `old` to `key`, unless that has one.
+    pub(crate) fn rename(&mut self, old: &str, key: &str) {
+        if let (Some(value), false) = (self.get(old).cloned(), self.has(key)) {
+            self.set(key, value);
         }
     }
 
@@ -102,9 +123,9 @@ impl ModelConfig {
         }
     }
 
-    /// The text for the copy, with some values (JSON texts by key) replaced.
-    pub(crate) fn edited(&self, edits: &BTreeMap<String, String>) -> Result<String, ConvertError> {
-        if edits.is_empty() {
+    /// The text for the copy.
+    pub(crate) fn copied_text(&self) -> Result<String, ConvertError> {
+        if self.edits.is_empty() {
             return Ok(self.text.clone());
         }
         let json = |source| ConvertError::Format {
@@ -116,10 +137,10 @@ impl ModelConfig {
         };
         let mut raw: BTreeMap<String, Box<RawValue>> =
             serde_json::from_str(&self.text).map_err(json)?;
-        for (key, value) in edits {
+        for (key, value) in &self.edits {
             raw.insert(
                 key.clone(),
-                RawValue::from_string(value.clone()).map_err(json)?,
+                RawValue::from_string(value.to_string()).map_err(json)?,
             );
         }
         let mut text = serde_json::to_string_pretty(&raw).map_err(json)?;

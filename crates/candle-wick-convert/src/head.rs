@@ -12,7 +12,6 @@ use wick_format::Dtype;
 
 use crate::family::ModelSpec;
 use crate::source::{SourceFolder, SourceTensor};
-use crate::transcode::widen;
 use crate::ConvertError;
 
 /// Bytes compared before memory is let go.
@@ -70,43 +69,20 @@ fn same_values(
     if a.shape != b.shape {
         return Ok(false);
     }
-    let (a_dtype, b_dtype) = (source.dtype(a)?, source.dtype(b)?);
-    let (a_bytes, b_bytes) = (source.bytes(a), source.bytes(b));
-    let piece = PIECE_BYTES / 4;
-    let elements = a_bytes.len() / a_dtype.size_bytes();
-    for start in (0..elements).step_by(piece) {
-        let range = start..(start + piece).min(elements);
-        let scaled =
-            |dtype: Dtype| range.start * dtype.size_bytes()..range.end * dtype.size_bytes();
-        let (a_range, b_range) = (scaled(a_dtype), scaled(b_dtype));
-        let (a_piece, b_piece) = (&a_bytes[a_range.clone()], &b_bytes[b_range.clone()]);
-        let same = if a_dtype == b_dtype {
-            a_piece == b_piece
-        } else {
-            same_widened((a_dtype, a_piece), (b_dtype, b_piece))
-        };
-        source.release(a, a_range);
-        source.release(b, b_range);
-        if !same {
+    let width = a.width();
+    let rows_together = (PIECE_BYTES / 4).checked_div(width).unwrap_or(1).max(1);
+    let (mut a_values, mut b_values) = (Vec::new(), Vec::new());
+    for start in (0..a.rows()).step_by(rows_together) {
+        let rows = start..(start + rows_together).min(a.rows());
+        for (tensor, values) in [(a, &mut a_values), (b, &mut b_values)] {
+            values.resize(rows.len() * width * 4, 0);
+            // As f32 every stored value is itself.
+            source.read(tensor, rows.clone(), 0..width, Dtype::F32, values)?;
+            source.release(tensor, rows.clone());
+        }
+        if a_values != b_values {
             return Ok(false);
         }
     }
     Ok(true)
-}
-
-fn same_widened(a: (Dtype, &[u8]), b: (Dtype, &[u8])) -> bool {
-    const LANES: usize = 256;
-    let (mut a_values, mut b_values) = ([0f32; LANES], [0f32; LANES]);
-    let pieces =
-        a.1.chunks(LANES * a.0.size_bytes())
-            .zip(b.1.chunks(LANES * b.0.size_bytes()));
-    for (a_bytes, b_bytes) in pieces {
-        let len = a_bytes.len() / a.0.size_bytes();
-        widen(a.0, a_bytes, &mut a_values[..len]);
-        widen(b.0, b_bytes, &mut b_values[..len]);
-        if a_values[..len] != b_values[..len] {
-            return false;
-        }
-    }
-    true
 }

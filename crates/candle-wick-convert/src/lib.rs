@@ -4,7 +4,7 @@
 //! `wick-format` describes. It streams: its memory does not grow with the model.
 //!
 //! The steps, each in its own file:
-//! 1. `source`, `shards` and `config` read and check the checkpoint.
+//! 1. `source` and `config` read and check the checkpoint.
 //! 2. `family` says which tensors a model of this type has; `check` and `head` match the two.
 //! 3. `plan` lays out every output file.
 //! 4. `tensors` and `records` write them through `output`, one after the other; `state` remembers
@@ -29,7 +29,6 @@ mod output;
 mod plan;
 pub mod predictor;
 mod records;
-mod shards;
 mod source;
 mod state;
 mod tensors;

@@ -13,12 +13,11 @@
 use std::ops::Range;
 
 use rayon::prelude::*;
-use wick_format::{crc32c, FfnLayer, RecordLayout};
+use wick_format::{crc32c, Dtype, FfnLayer, RecordLayout};
 
 use crate::check::Checkpoint;
 use crate::output::OutputFile;
 use crate::source::{SourceFolder, SourceTensor};
-use crate::transcode::Cast;
 use crate::ConvertError;
 
 /// Records put together before they are written.
@@ -34,70 +33,34 @@ const TILE_NEURONS: usize = 256;
 struct Matrix<'a> {
     source: &'a SourceFolder,
     tensor: &'a SourceTensor,
-    bytes: &'a [u8],
-    cast: Cast,
-    /// Elements of a row.
-    width: usize,
+    dtype: Dtype,
 }
 
 impl<'a> Matrix<'a> {
-    fn new(checkpoint: &'a Checkpoint, name: &str, width: usize) -> Result<Self, ConvertError> {
+    fn new(checkpoint: &'a Checkpoint, name: &str) -> Self {
         let source = &checkpoint.source;
-        let tensor = source
-            .get(name)
-            .expect("Checkpoint::open found every matrix");
-        let cast = Cast {
-            from: source.dtype(tensor)?,
-            to: checkpoint.dtype,
-        };
-        Ok(Self {
+        Self {
             source,
-            tensor,
-            bytes: source.bytes(tensor),
-            cast,
-            width,
-        })
+            tensor: source
+                .get(name)
+                .expect("Checkpoint::open found every matrix"),
+            dtype: checkpoint.dtype,
+        }
     }
 
-    /// Bytes of elements `columns` of row `row`, relative to the tensor.
-    fn range(&self, row: usize, columns: Range<usize>) -> Range<usize> {
-        let at = |column: usize| (row * self.width + column) * self.cast.from.size_bytes();
-        at(columns.start)..at(columns.end)
-    }
-
-    fn copy(
+    fn read(
         &self,
-        row: usize,
+        rows: Range<usize>,
         columns: Range<usize>,
         target: &mut [u8],
     ) -> Result<(), ConvertError> {
-        let range = self.range(row, columns);
-        self.cast
-            .apply(&self.bytes[range], target)
-            .map_err(|value| out_of_range(self.source, self.tensor, self.cast, value))
+        self.source
+            .read(self.tensor, rows, columns, self.dtype, target)
     }
 
     fn release_rows(&self, rows: Range<usize>) {
-        let at = |row: usize| self.range(row, 0..0).start;
-        self.source
-            .release(self.tensor, at(rows.start)..at(rows.end));
+        self.source.release(self.tensor, rows);
     }
-}
-
-/// The error for a value that the wanted dtype cannot hold.
-pub(crate) fn out_of_range(
-    source: &SourceFolder,
-    tensor: &SourceTensor,
-    cast: Cast,
-    value: f32,
-) -> ConvertError {
-    let got = format!("too large for {} with a value of {value}", cast.to);
-    let limit = cast.limit();
-    source.wrong(
-        tensor,
-        got,
-        format!("at most {limit} in magnitude (f32 or bf16 would hold it)"),
-    )
 }
 
 /// Streams the records of `layer` into `out`; returns their checksums.
@@ -108,16 +71,15 @@ pub(crate) fn write_records(
     on_written: &dyn Fn(u64),
 ) -> Result<Vec<u32>, ConvertError> {
     let layout = layer.record_layout();
-    let hidden = layer.hidden_size;
     let rows = [
         layer.gate.as_ref().zip(layout.gate_range()),
         Some((&layer.up, layout.up_range())),
     ];
     let mut row_matrices = Vec::with_capacity(2);
     for (name, place) in rows.into_iter().flatten() {
-        row_matrices.push((Matrix::new(checkpoint, name, hidden)?, place));
+        row_matrices.push((Matrix::new(checkpoint, name), place));
     }
-    let down = Matrix::new(checkpoint, &layer.down, layer.intermediate_size)?;
+    let down = Matrix::new(checkpoint, &layer.down);
 
     let block_neurons = (BLOCK_BYTES / layout.stride_bytes).max(1);
     let mut checksums = Vec::with_capacity(layer.intermediate_size);
@@ -149,7 +111,8 @@ fn fill_rows(
         .par_chunks_mut(layout.stride_bytes)
         .zip(neurons.clone())
         .try_for_each(|(record, neuron)| {
-            matrix.copy(neuron, 0..layout.hidden_size, &mut record[place.clone()])
+            let row = neuron..neuron + 1;
+            matrix.read(row, 0..layout.hidden_size, &mut record[place.clone()])
         })?;
     matrix.release_rows(neurons);
     Ok(())
@@ -188,9 +151,7 @@ fn fill_tile(
     let size = layout.dtype.size_bytes();
     let row_bytes = columns.len() * size;
     let mut tile = vec![0; rows.len() * row_bytes];
-    for (row, target) in rows.clone().zip(tile.chunks_mut(row_bytes)) {
-        down.copy(row, columns.clone(), target)?;
-    }
+    down.read(rows.clone(), columns, &mut tile)?;
     let place = layout.down_range().start + rows.start * size;
     let place = place..place + rows.len() * size;
     for (column, record) in records.chunks_mut(layout.stride_bytes).enumerate() {

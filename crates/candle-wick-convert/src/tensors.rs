@@ -7,11 +7,10 @@ use wick_format::{crc32c, ChecksumBlocks, FfnLayer, StoredDtype};
 use crate::check::Checkpoint;
 use crate::output::OutputFile;
 use crate::plan::{Content, TensorFile};
-use crate::records::{out_of_range, write_records};
-use crate::transcode::Cast;
+use crate::records::write_records;
 use crate::ConvertError;
 
-/// Source bytes read before they are let go of.
+/// Bytes written before what they were read from is let go of.
 const RELEASE_BYTES: usize = 16 << 20;
 
 /// Writes the whole file; `on_written` is told the length of each piece.
@@ -64,32 +63,26 @@ fn write_plain(
     let tensor = source
         .get(&need.name)
         .expect("Checkpoint::open found every tensor");
-    let cast = Cast {
-        from: source.dtype(tensor)?,
-        to: *dtype,
-    };
-    let bytes = source.bytes(tensor);
     let blocks = ChecksumBlocks::of(&need.shape, StoredDtype::from(*dtype))
         .map_err(ConvertError::format(&source.folder))?;
+    let width = tensor.width();
+    let row_bytes = width * dtype.size_bytes();
     let mut checksums = Vec::with_capacity(blocks.block_count());
     let mut target = Vec::new();
     let mut released = 0;
     for block in 0..blocks.block_count() {
         let range = blocks.block_bytes_range(block);
-        // The tensor is mapped, so its length fits usize.
-        let elements =
-            (range.start as usize / dtype.size_bytes())..(range.end as usize / dtype.size_bytes());
-        let from = cast.from.size_bytes();
-        let source_range = elements.start * from..elements.end * from;
-        target.resize(elements.len() * dtype.size_bytes(), 0);
-        cast.apply(&bytes[source_range.clone()], &mut target)
-            .map_err(|value| out_of_range(source, tensor, cast, value))?;
+        // The tensor is mapped, so its length fits usize. A block has whole rows.
+        let row = |byte: u64| (byte as usize).checked_div(row_bytes).unwrap_or(0);
+        let rows = row(range.start)..row(range.end);
+        target.resize(rows.len() * row_bytes, 0);
+        source.read(tensor, rows.clone(), 0..width, *dtype, &mut target)?;
         checksums.push(crc32c(&target));
         out.write(&target)?;
         on_written(target.len() as u64);
-        if source_range.end - released >= RELEASE_BYTES || source_range.end == bytes.len() {
-            source.release(tensor, released..source_range.end);
-            released = source_range.end;
+        if (rows.end - released) * row_bytes >= RELEASE_BYTES || rows.end == tensor.rows() {
+            source.release(tensor, released..rows.end);
+            released = rows.end;
         }
     }
     Ok(checksums)

@@ -54,7 +54,7 @@ impl Cast {
 }
 
 /// Little-endian elements as f32, exactly.
-pub(crate) fn widen(from: Dtype, source: &[u8], values: &mut [f32]) {
+fn widen(from: Dtype, source: &[u8], values: &mut [f32]) {
     match from {
         Dtype::F32 => {
             for (value, bytes) in values.iter_mut().zip(source.as_chunks::<4>().0) {

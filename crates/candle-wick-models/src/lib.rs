@@ -5,8 +5,10 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod family;
 mod generation;
 mod interrupt;
+mod layers;
 mod limits;
 pub mod llama;
 mod load;
@@ -16,6 +18,7 @@ mod score;
 mod tokenizer;
 
 pub use error::{Error, Result};
+pub use family::{CausalLm, ModelConfig};
 pub use generation::{Sampler, Sampling, Stop, TextGenerator};
 pub use interrupt::Interrupt;
 pub use load::{check_config, load, plan, LoadOptions, LoadedModel};

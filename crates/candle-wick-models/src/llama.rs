@@ -3,14 +3,16 @@
 //! Tensor names and config keys are Hugging Face's (`LlamaForCausalLM`). Shapes: ids `(1, seq)`, hidden states
 //! `(1, seq, hidden_size)`, logits `(1, vocab_size)` for the last position. Activations are f32.
 
-use candle::{IndexOp, Module, Result, Tensor};
+use candle::{Module, Result, Tensor};
 use candle_nn::RmsNorm;
 use candle_wick::{
     Activation, FlashEmbedding, FlashLinear, FlashMlp, FlashVarBuilder, KvCache, ModelNeeds,
 };
 use serde::Deserialize;
 
+use crate::family::{CausalLm, ModelConfig};
 use crate::interrupt::Interrupt;
+use crate::layers::{embedding_and_head, split_heads};
 use crate::limits::{check_positive, check_sizes};
 use crate::rope::{Rope, RopeParameters};
 
@@ -55,8 +57,23 @@ impl LlamaConfig {
             .unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
     }
 
-    /// Refuses what would divide by zero or not fit together; the error is a reason without the file's name.
-    pub(crate) fn validate(&self) -> std::result::Result<(), String> {
+    fn inv_freq(&self) -> std::result::Result<Vec<f32>, String> {
+        let parameters = self
+            .rope_parameters
+            .clone()
+            .or(self.rope_scaling.clone())
+            .unwrap_or_default();
+        let theta = parameters
+            .rope_theta
+            .or(self.rope_theta)
+            .unwrap_or(10_000.0);
+        check_positive("rope_theta", theta)?;
+        parameters.inv_freq(theta, self.head_dim())
+    }
+}
+
+impl ModelConfig for LlamaConfig {
+    fn validate(&self) -> std::result::Result<(), String> {
         let (heads, kv_heads) = (self.num_attention_heads, self.kv_heads());
         check_sizes(&[
             ("hidden_size", self.hidden_size),
@@ -80,22 +97,19 @@ impl LlamaConfig {
         self.inv_freq().map(|_| ())
     }
 
-    fn inv_freq(&self) -> std::result::Result<Vec<f32>, String> {
-        let parameters = self
-            .rope_parameters
-            .clone()
-            .or(self.rope_scaling.clone())
-            .unwrap_or_default();
-        let theta = parameters
-            .rope_theta
-            .or(self.rope_theta)
-            .unwrap_or(10_000.0);
-        check_positive("rope_theta", theta)?;
-        parameters.inv_freq(theta, self.head_dim())
+    fn num_hidden_layers(&self) -> usize {
+        self.num_hidden_layers
     }
 
-    /// What to plan for.
-    pub fn needs(&self, ctx: usize) -> ModelNeeds {
+    fn max_position_embeddings(&self) -> usize {
+        self.max_position_embeddings
+    }
+
+    fn activation(&self) -> candle_wick::Result<Activation> {
+        self.hidden_act.parse()
+    }
+
+    fn needs(&self, ctx: usize) -> ModelNeeds {
         let head = if self.tie_word_embeddings {
             "model.embed_tokens.weight"
         } else {
@@ -114,6 +128,15 @@ impl LlamaConfig {
             embedding: "model.embed_tokens.weight".to_owned(),
             head: head.to_owned(),
         }
+    }
+
+    fn load(
+        &self,
+        vb: FlashVarBuilder,
+        ctx: usize,
+        interrupt: Interrupt,
+    ) -> Result<Box<dyn CausalLm>> {
+        Ok(Box::new(Llama::load(vb, self, ctx, interrupt)?))
     }
 }
 
@@ -150,12 +173,9 @@ impl Attention {
     }
 
     fn forward(&mut self, x: &Tensor, position: usize) -> Result<Tensor> {
-        let (_, seq, _) = x.dims3()?;
-        let heads =
-            |x: Tensor, count: usize| x.reshape((1, seq, count, self.head_dim))?.transpose(1, 2);
-        let q = heads(self.q_proj.forward(x)?, self.num_attention_heads)?;
-        let k = heads(self.k_proj.forward(x)?, self.num_key_value_heads)?;
-        let v = heads(self.v_proj.forward(x)?, self.num_key_value_heads)?;
+        let q = split_heads(&self.q_proj.forward(x)?, self.num_attention_heads)?;
+        let k = split_heads(&self.k_proj.forward(x)?, self.num_key_value_heads)?;
+        let v = split_heads(&self.v_proj.forward(x)?, self.num_key_value_heads)?;
         let (q, k) = (
             self.rope.apply(&q, position)?,
             self.rope.apply(&k, position)?,
@@ -176,7 +196,7 @@ struct Block {
 
 impl Block {
     fn load(vb: FlashVarBuilder, cfg: &LlamaConfig, rope: &Rope, ctx: usize) -> Result<Self> {
-        let activation: Activation = cfg.hidden_act.parse()?;
+        let activation = cfg.activation()?;
         let (hidden, intermediate) = (cfg.hidden_size, cfg.intermediate_size);
         Ok(Self {
             input_layernorm: rms_norm(cfg, vb.pp("input_layernorm"))?,
@@ -224,17 +244,13 @@ impl Llama {
         cfg.validate().map_err(candle::Error::msg)?;
         let rope = Rope::new(&cfg.inv_freq().map_err(candle::Error::msg)?, ctx)?;
         let model = vb.pp("model");
-        let embed_tokens = FlashEmbedding::load(
+        let (embed_tokens, lm_head) = embedding_and_head(
             cfg.vocab_size,
             cfg.hidden_size,
-            !cfg.tie_word_embeddings,
+            cfg.tie_word_embeddings,
             model.pp("embed_tokens"),
+            vb.pp("lm_head"),
         )?;
-        let lm_head = if cfg.tie_word_embeddings {
-            embed_tokens.tied_head()
-        } else {
-            FlashLinear::load(cfg.hidden_size, cfg.vocab_size, vb.pp("lm_head"))?
-        };
         let layers = (0..cfg.num_hidden_layers)
             .map(|index| Block::load(model.pp("layers").pp(index), cfg, &rope, ctx));
         Ok(Self {
@@ -245,16 +261,10 @@ impl Llama {
             interrupt,
         })
     }
+}
 
-    /// Logits `(1, vocab_size)` after the last of `input_ids` `(1, seq)`, whose first is at `position`.
-    pub fn forward(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
-        let hidden = self.hidden_states(input_ids, position)?;
-        let last = hidden.dim(1)? - 1;
-        self.logits(&hidden.i((.., last))?)
-    }
-
-    /// The normed hidden states of all positions.
-    pub fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
+impl CausalLm for Llama {
+    fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
         if let Some(layer) = self.layers.first() {
             let kv_cache = &layer.self_attn.kv_cache;
             kv_cache.check_next(position, input_ids.dim(1)?)?;
@@ -267,13 +277,11 @@ impl Llama {
         self.norm.forward(&x)
     }
 
-    /// The head, on normed hidden states `(.., hidden_size)`.
-    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+    fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
         self.lm_head.forward(hidden)
     }
 
-    /// Starts a new sequence.
-    pub fn clear_kv_cache(&mut self) {
+    fn clear_kv_cache(&mut self) {
         self.layers
             .iter_mut()
             .for_each(|layer| layer.self_attn.kv_cache.clear());

@@ -5,15 +5,14 @@ use std::path::Path;
 use candle::{Device, IndexOp, Tensor};
 use candle_wick::{
     available_memory_bytes, current_rss_bytes, release_free_heap, Activation, BudgetPlan,
-    FfnRecorder, FfnStats, FlashFolder, FlashVarBuilder, IoOptions, Memory, ModelNeeds,
-    PlanOptions, SelectorKind,
+    FfnRecorder, FfnStats, FlashFolder, FlashVarBuilder, IoOptions, Memory, PlanOptions,
+    SelectorKind,
 };
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use crate::family::{parse_config, CausalLm, ModelConfig};
 use crate::interrupt::{Interrupt, INTERRUPTED};
-use crate::llama::{Llama, LlamaConfig};
-use crate::opt::{Opt, OptConfig};
 
 /// Context when nobody asks for one: long enough to try a model, and its KV stays small.
 const CTX_DEFAULT: usize = 512;
@@ -39,127 +38,31 @@ pub struct LoadOptions {
     pub interrupt: Interrupt,
 }
 
-/// The config of a supported family.
-enum Config {
-    Llama(Box<LlamaConfig>),
-    Opt(OptConfig),
+/// The folder's config, which must be that of the model that was converted.
+fn read_config(folder: &FlashFolder) -> Result<(Box<dyn ModelConfig>, Value)> {
+    let path = folder.path().join("config.json");
+    let (config, json) = parse(&path, &folder.config_json()?)?;
+    let (got, expected) = (config.num_hidden_layers(), folder.manifest().layers.len());
+    if got != expected {
+        let reason = format!("num_hidden_layers is {got}, the folder holds {expected} layers");
+        return Err(Error::Config { path, reason });
+    }
+    Ok((config, json))
 }
 
-impl Config {
-    /// The folder's config, which must be that of the model that was converted.
-    fn read(folder: &FlashFolder) -> Result<(Self, Value)> {
-        let path = folder.path().join("config.json");
-        let (config, json) = Self::parse(&path, &folder.config_json()?)?;
-        let manifest = folder.manifest();
-        let (got, expected) = (config.num_hidden_layers(), manifest.layers.len());
-        if got != expected {
-            let reason = format!("num_hidden_layers is {got}, the folder holds {expected} layers");
-            return Err(Error::Config { path, reason });
-        }
-        Ok((config, json))
-    }
-
-    fn parse(path: &Path, text: &str) -> Result<(Self, Value)> {
-        let fail = |reason: String| Error::Config {
-            path: path.to_owned(),
-            reason,
-        };
-        let json: Value = serde_json::from_str(text).map_err(|error| fail(error.to_string()))?;
-        let model_type = json
-            .get("model_type")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
-        let parsed = |error: serde_json::Error| fail(error.to_string());
-        let config = match model_type {
-            "llama" => Self::Llama(serde_json::from_value(json.clone()).map_err(parsed)?),
-            "opt" => Self::Opt(serde_json::from_value(json.clone()).map_err(parsed)?),
-            other => {
-                let reason = format!("model_type \"{other}\" is not supported (llama and opt are)");
-                return Err(fail(reason));
-            }
-        };
-        match &config {
-            Self::Llama(config) => config.validate(),
-            Self::Opt(config) => config.validate(),
-        }
-        .map_err(fail)?;
-        Ok((config, json))
-    }
-
-    fn num_hidden_layers(&self) -> usize {
-        match self {
-            Self::Llama(config) => config.num_hidden_layers,
-            Self::Opt(config) => config.num_hidden_layers,
-        }
-    }
-
-    fn max_position_embeddings(&self) -> usize {
-        match self {
-            Self::Llama(config) => config.max_position_embeddings,
-            Self::Opt(config) => config.max_position_embeddings,
-        }
-    }
-
-    fn activation(&self) -> Result<Activation> {
-        let name = match self {
-            Self::Llama(config) => &config.hidden_act,
-            Self::Opt(config) => &config.activation_function,
-        };
-        Ok(name.parse()?)
-    }
-
-    fn needs(&self, ctx: usize) -> ModelNeeds {
-        match self {
-            Self::Llama(config) => config.needs(ctx),
-            Self::Opt(config) => config.needs(ctx),
-        }
-    }
-}
-
-/// A model of one of the families.
-enum Model {
-    Llama(Llama),
-    Opt(Opt),
-}
-
-impl Model {
-    fn load(
-        vb: FlashVarBuilder,
-        config: &Config,
-        ctx: usize,
-        interrupt: Interrupt,
-    ) -> candle::Result<Self> {
-        Ok(match config {
-            Config::Llama(config) => Self::Llama(Llama::load(vb, config, ctx, interrupt)?),
-            Config::Opt(config) => Self::Opt(Opt::load(vb, config, ctx, interrupt)?),
-        })
-    }
-
-    fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> candle::Result<Tensor> {
-        match self {
-            Self::Llama(model) => model.hidden_states(input_ids, position),
-            Self::Opt(model) => model.hidden_states(input_ids, position),
-        }
-    }
-
-    fn logits(&self, hidden: &Tensor) -> candle::Result<Tensor> {
-        match self {
-            Self::Llama(model) => model.logits(hidden),
-            Self::Opt(model) => model.logits(hidden),
-        }
-    }
-
-    fn clear_kv_cache(&mut self) {
-        match self {
-            Self::Llama(model) => model.clear_kv_cache(),
-            Self::Opt(model) => model.clear_kv_cache(),
-        }
-    }
+fn parse(path: &Path, text: &str) -> Result<(Box<dyn ModelConfig>, Value)> {
+    let fail = |reason: String| Error::Config {
+        path: path.to_owned(),
+        reason,
+    };
+    let json: Value = serde_json::from_str(text).map_err(|error| fail(error.to_string()))?;
+    let config = parse_config(&json).map_err(fail)?;
+    Ok((config, json))
 }
 
 /// A model in DRAM and on flash, for one sequence at a time.
 pub struct LoadedModel {
-    model: Model,
+    model: Box<dyn CausalLm>,
     vb: FlashVarBuilder,
     plan: BudgetPlan,
     position: usize,
@@ -170,17 +73,22 @@ pub struct LoadedModel {
 
 /// Refuses the text of a `config.json`, at `path`, that no model here can be made from.
 pub fn check_config(path: &Path, text: &str) -> Result<()> {
-    let (config, _) = Config::parse(path, text)?;
-    config.activation().map(|_| ())
+    let (config, _) = parse(path, text)?;
+    config.activation()?;
+    Ok(())
 }
 
 /// What would be in DRAM, and nothing loaded.
 pub fn plan(folder: &FlashFolder, options: &LoadOptions) -> Result<BudgetPlan> {
-    let (config, _) = Config::read(folder)?;
-    plan_for(folder, &config, options)
+    let (config, _) = read_config(folder)?;
+    plan_for(folder, config.as_ref(), options)
 }
 
-fn plan_for(folder: &FlashFolder, config: &Config, options: &LoadOptions) -> Result<BudgetPlan> {
+fn plan_for(
+    folder: &FlashFolder,
+    config: &dyn ModelConfig,
+    options: &LoadOptions,
+) -> Result<BudgetPlan> {
     let plan = plan_budget(folder, config, options)?;
     Ok(match options.slots_per_layer {
         Some(slots) => plan.with_slots(folder, slots),
@@ -188,7 +96,11 @@ fn plan_for(folder: &FlashFolder, config: &Config, options: &LoadOptions) -> Res
     })
 }
 
-fn plan_budget(folder: &FlashFolder, config: &Config, options: &LoadOptions) -> Result<BudgetPlan> {
+fn plan_budget(
+    folder: &FlashFolder,
+    config: &dyn ModelConfig,
+    options: &LoadOptions,
+) -> Result<BudgetPlan> {
     // The pool's threads belong to what the process holds already.
     rayon::broadcast(|_| ());
     // What loading a tokenizer left free would be counted here and used again below.
@@ -244,10 +156,10 @@ pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<LoadedModel
 impl LoadedModel {
     /// Loads the model of an opened folder.
     pub fn load(folder: FlashFolder, options: &LoadOptions) -> Result<Self> {
-        let (config, json) = Config::read(&folder)?;
-        let plan = plan_for(&folder, &config, options)?;
+        let (config, json) = read_config(&folder)?;
+        let plan = plan_for(&folder, config.as_ref(), options)?;
         let vb = FlashVarBuilder::new(&folder, plan.placement());
-        let model = Model::load(vb.clone(), &config, plan.ctx, options.interrupt.clone())?;
+        let model = config.load(vb.clone(), plan.ctx, options.interrupt.clone())?;
         plan.prove_scratch();
         Ok(Self {
             model,

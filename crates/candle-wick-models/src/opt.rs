@@ -3,14 +3,16 @@
 //! Tensor names and config keys are Hugging Face's (`OPTForCausalLM`). Shapes: ids `(1, seq)`, hidden states
 //! `(1, seq, hidden_size)`, logits `(1, vocab_size)` for the last position. Activations are f32.
 
-use candle::{Device, IndexOp, Module, Result, Tensor};
+use candle::{Device, Module, Result, Tensor};
 use candle_nn::LayerNorm;
 use candle_wick::{
     Activation, FlashEmbedding, FlashLinear, FlashMlp, FlashVarBuilder, KvCache, ModelNeeds,
 };
 use serde::Deserialize;
 
+use crate::family::{CausalLm, ModelConfig};
 use crate::interrupt::Interrupt;
+use crate::layers::{embedding_and_head, layer_norm, split_heads};
 use crate::limits::check_sizes;
 
 /// The first two rows of the position table are unused (`OPTLearnedPositionalEmbedding`).
@@ -50,8 +52,13 @@ fn yes() -> bool {
 }
 
 impl OptConfig {
-    /// Refuses what this definition cannot run; the error is a reason without the file's name.
-    pub(crate) fn validate(&self) -> std::result::Result<(), String> {
+    fn head_dim(&self) -> usize {
+        self.hidden_size / self.num_attention_heads
+    }
+}
+
+impl ModelConfig for OptConfig {
+    fn validate(&self) -> std::result::Result<(), String> {
         let (hidden, heads) = (self.hidden_size, self.num_attention_heads);
         check_sizes(&[
             ("hidden_size", hidden),
@@ -81,12 +88,19 @@ impl OptConfig {
         }
     }
 
-    fn head_dim(&self) -> usize {
-        self.hidden_size / self.num_attention_heads
+    fn num_hidden_layers(&self) -> usize {
+        self.num_hidden_layers
     }
 
-    /// What to plan for.
-    pub fn needs(&self, ctx: usize) -> ModelNeeds {
+    fn max_position_embeddings(&self) -> usize {
+        self.max_position_embeddings
+    }
+
+    fn activation(&self) -> candle_wick::Result<Activation> {
+        self.activation_function.parse()
+    }
+
+    fn needs(&self, ctx: usize) -> ModelNeeds {
         let embedding = "model.decoder.embed_tokens.weight";
         let head = if self.tie_word_embeddings {
             embedding
@@ -103,6 +117,15 @@ impl OptConfig {
             embedding: embedding.to_owned(),
             head: head.to_owned(),
         }
+    }
+
+    fn load(
+        &self,
+        vb: FlashVarBuilder,
+        ctx: usize,
+        interrupt: Interrupt,
+    ) -> Result<Box<dyn CausalLm>> {
+        Ok(Box::new(Opt::load(vb, self, ctx, interrupt)?))
     }
 }
 
@@ -131,14 +154,10 @@ impl Attention {
     }
 
     fn forward(&mut self, x: &Tensor) -> Result<Tensor> {
-        let (_, seq, _) = x.dims3()?;
-        let heads = |x: Tensor| {
-            x.reshape((1, seq, self.num_attention_heads, self.head_dim))?
-                .transpose(1, 2)
-        };
-        let q = heads(self.q_proj.forward(x)?)?;
-        let k = heads(self.k_proj.forward(x)?)?;
-        let v = heads(self.v_proj.forward(x)?)?;
+        let heads = |x: &Tensor| split_heads(x, self.num_attention_heads);
+        let q = heads(&self.q_proj.forward(x)?)?;
+        let k = heads(&self.k_proj.forward(x)?)?;
+        let v = heads(&self.v_proj.forward(x)?)?;
         self.kv_cache.append(&k, &v)?;
         let scale = 1.0 / (self.head_dim as f32).sqrt();
         self.out_proj
@@ -155,11 +174,11 @@ struct DecoderLayer {
 
 impl DecoderLayer {
     fn load(vb: FlashVarBuilder, cfg: &OptConfig, ctx: usize) -> Result<Self> {
-        let activation: Activation = cfg.activation_function.parse()?;
+        let activation = cfg.activation()?;
         Ok(Self {
-            self_attn_layer_norm: layer_norm(cfg, vb.pp("self_attn_layer_norm"))?,
+            self_attn_layer_norm: norm(cfg, vb.pp("self_attn_layer_norm"))?,
             self_attn: Attention::load(vb.pp("self_attn"), cfg, ctx)?,
-            final_layer_norm: layer_norm(cfg, vb.pp("final_layer_norm"))?,
+            final_layer_norm: norm(cfg, vb.pp("final_layer_norm"))?,
             mlp: FlashMlp::load(cfg.hidden_size, cfg.ffn_dim, activation, vb)?,
         })
     }
@@ -173,12 +192,8 @@ impl DecoderLayer {
     }
 }
 
-fn layer_norm(cfg: &OptConfig, vb: FlashVarBuilder) -> Result<LayerNorm> {
-    let (weight, bias) = (
-        vb.get(cfg.hidden_size, "weight")?,
-        vb.get(cfg.hidden_size, "bias")?,
-    );
-    Ok(LayerNorm::new(weight, bias, LAYER_NORM_EPS))
+fn norm(cfg: &OptConfig, vb: FlashVarBuilder) -> Result<LayerNorm> {
+    layer_norm(cfg.hidden_size, LAYER_NORM_EPS, true, vb)
 }
 
 /// An OPT for one sequence.
@@ -203,17 +218,13 @@ impl Opt {
         let decoder = vb.pp("model").pp("decoder");
         let (vocab, hidden) = (cfg.vocab_size, cfg.hidden_size);
         let positions = cfg.max_position_embeddings + POSITION_OFFSET;
-        let embed_tokens = FlashEmbedding::load(
+        let (embed_tokens, lm_head) = embedding_and_head(
             vocab,
             hidden,
-            !cfg.tie_word_embeddings,
+            cfg.tie_word_embeddings,
             decoder.pp("embed_tokens"),
+            vb.pp("lm_head"),
         )?;
-        let lm_head = if cfg.tie_word_embeddings {
-            embed_tokens.tied_head()
-        } else {
-            FlashLinear::load(hidden, vocab, vb.pp("lm_head"))?
-        };
         let layers = (0..cfg.num_hidden_layers)
             .map(|index| DecoderLayer::load(decoder.pp("layers").pp(index), cfg, ctx));
         Ok(Self {
@@ -225,21 +236,15 @@ impl Opt {
                 decoder.pp("embed_positions"),
             )?,
             layers: layers.collect::<Result<_>>()?,
-            final_layer_norm: layer_norm(cfg, decoder.pp("final_layer_norm"))?,
+            final_layer_norm: norm(cfg, decoder.pp("final_layer_norm"))?,
             lm_head,
             interrupt,
         })
     }
+}
 
-    /// Logits `(1, vocab_size)` after the last of `input_ids` `(1, seq)`, whose first is at `position`.
-    pub fn forward(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
-        let hidden = self.hidden_states(input_ids, position)?;
-        let last = hidden.dim(1)? - 1;
-        self.logits(&hidden.i((.., last))?)
-    }
-
-    /// The normed hidden states of all positions.
-    pub fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
+impl CausalLm for Opt {
+    fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
         let seq = input_ids.dim(1)?;
         if let Some(layer) = self.layers.first() {
             let kv_cache = &layer.self_attn.kv_cache;
@@ -256,13 +261,11 @@ impl Opt {
         self.final_layer_norm.forward(&x)
     }
 
-    /// The head, on normed hidden states `(.., hidden_size)`.
-    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+    fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
         self.lm_head.forward(hidden)
     }
 
-    /// Starts a new sequence.
-    pub fn clear_kv_cache(&mut self) {
+    fn clear_kv_cache(&mut self) {
         self.layers
             .iter_mut()
             .for_each(|layer| layer.self_attn.kv_cache.clear());

@@ -94,9 +94,16 @@ impl Rope {
         })
     }
 
-    /// Turns `x` `(1, heads, seq, dim)`, whose first row is at `position`.
+    /// Turns `x` `(1, heads, seq, dim)`, whose first row is at `position`. Frequencies for fewer than `dim`
+    /// values turn the first ones and leave the others (`partial_rotary_factor`).
     pub(crate) fn apply(&self, x: &Tensor, position: usize) -> Result<Tensor> {
-        let seq = x.dim(2)?;
+        let (seq, dim) = (x.dim(2)?, x.dim(3)?);
+        let rotary_dim = 2 * self.cos.dim(1)?;
+        if rotary_dim < dim {
+            let turned = self.apply(&x.narrow(3, 0, rotary_dim)?, position)?;
+            let rest = x.narrow(3, rotary_dim, dim - rotary_dim)?;
+            return Tensor::cat(&[turned, rest], 3);
+        }
         let (cos, sin) = (
             self.cos.narrow(0, position, seq)?,
             self.sin.narrow(0, position, seq)?,

@@ -66,6 +66,17 @@ pub enum Error {
         /// The accepted ones.
         known: &'static str,
     },
+    /// An activation with a parameter that the config does not give, or gives wrongly.
+    #[error(
+        "activation \"{activation}\" needs a finite hidden_act_param of at least 0, the config has {}",
+        parameter.map_or("none".to_owned(), |parameter| parameter.to_string())
+    )]
+    ActivationParameter {
+        /// Its name.
+        activation: &'static str,
+        /// What the config has.
+        parameter: Option<f32>,
+    },
     /// The budget is below what the model needs at the very least.
     #[error(
         "a budget of {} ({budget_bytes} bytes) is below the floor of {} ({floor_bytes} bytes): {breakdown}",

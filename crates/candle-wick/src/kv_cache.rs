@@ -4,10 +4,14 @@
 //! there for some models. Every sum goes over positions in ascending order by one thread, so results depend
 //! neither on threads nor on how many tokens come at once.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use candle::{Device, Result, Tensor};
 use rayon::prelude::*;
 use wick_kernels::{axpy, dot};
 
+use crate::alibi::Alibi;
 use crate::rows::with_f32;
 
 /// The keys and values that one layer has seen.
@@ -19,6 +23,8 @@ pub struct KvCache {
     len: usize,
     keys: Vec<f32>,
     values: Vec<f32>,
+    sliding_window: Option<usize>,
+    alibi: Option<Arc<Alibi>>,
 }
 
 impl KvCache {
@@ -37,7 +43,23 @@ impl KvCache {
             len: 0,
             keys: touched(),
             values: touched(),
+            sliding_window: None,
+            alibi: None,
         }
+    }
+
+    /// Lets each position see itself and those before it, `positions` in all (Mistral's `sliding_window`);
+    /// `None` lets it see everything before it.
+    pub fn with_sliding_window(self, positions: Option<usize>) -> Self {
+        Self {
+            sliding_window: positions,
+            ..self
+        }
+    }
+
+    /// Adds these biases to the scores, before they are scaled (`FalconAttention`).
+    pub fn with_alibi(self, alibi: Option<Arc<Alibi>>) -> Self {
+        Self { alibi, ..self }
     }
 
     /// Bytes of one position in one layer.
@@ -108,7 +130,7 @@ impl KvCache {
 
     /// `softmax(scale · q kᵀ) v` for the newest `seq` positions: `q` `(1, heads, seq, head_dim)`, already
     /// appended keys and values; query head `h` uses key head `h / (heads / kv_heads)`. Gives
-    /// `(1, seq, heads * head_dim)`.
+    /// `(1, seq, heads * head_dim)`. A sliding window and ALiBi apply as set.
     pub fn causal_attention(&self, q: &Tensor, scale: f32) -> Result<Tensor> {
         let (batch, heads, seq, head_dim) = q.dims4()?;
         if batch != 1 || head_dim != self.head_dim || heads % self.kv_heads != 0 || seq > self.len {
@@ -119,14 +141,20 @@ impl KvCache {
                 self.head_dim
             );
         }
-        let group = heads / self.kv_heads;
+        if let Some(alibi) = self.alibi.as_ref().filter(|alibi| alibi.heads() != heads) {
+            candle::bail!("ALiBi for {} heads, queries of {heads}", alibi.heads());
+        }
         let mut out = vec![0.0; seq * heads * head_dim];
         with_f32(q, |q| {
             let attend = |scores: &mut Vec<f32>, (index, out): (usize, &mut [f32])| {
                 let (token, head) = (index / heads, index % heads);
                 let q = &q[(head * seq + token) * head_dim..][..head_dim];
-                scores.resize(self.len - seq + token + 1, 0.0);
-                self.attend(head / group, q, scale, scores, out);
+                let end = self.len - seq + token + 1;
+                let start = self
+                    .sliding_window
+                    .map_or(0, |width| end.saturating_sub(width));
+                scores.resize(end - start, 0.0);
+                self.attend((head, heads), start..end, q, scale, scores, out);
             };
             let capacity = || Vec::with_capacity(self.len);
             out.par_chunks_mut(head_dim)
@@ -137,16 +165,24 @@ impl KvCache {
         Tensor::from_vec(out, (1, seq, heads * head_dim), &Device::Cpu)
     }
 
-    /// One query over the first `scores.len()` positions of one key head.
-    fn attend(&self, kv_head: usize, q: &[f32], scale: f32, scores: &mut [f32], out: &mut [f32]) {
-        let start = kv_head * self.ctx * self.head_dim;
-        let range = start..start + scores.len() * self.head_dim;
+    /// One query of head `head` of `heads` over some positions.
+    fn attend(
+        &self,
+        (head, heads): (usize, usize),
+        positions: Range<usize>,
+        q: &[f32],
+        scale: f32,
+        scores: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let kv_head = head / (heads / self.kv_heads);
+        let row = |position: usize| (kv_head * self.ctx + position) * self.head_dim;
+        let range = row(positions.start)..row(positions.end);
         let mut largest = f32::NEG_INFINITY;
-        for (score, key) in scores
-            .iter_mut()
-            .zip(self.keys[range.clone()].chunks(self.head_dim))
-        {
-            *score = dot(q, key) * scale;
+        let keys = self.keys[range.clone()].chunks(self.head_dim);
+        for ((score, key), position) in scores.iter_mut().zip(keys).zip(positions) {
+            let bias = self.alibi.as_ref().map(|alibi| alibi.bias(head, position));
+            *score = (dot(q, key) + bias.unwrap_or(0.0)) * scale;
             largest = largest.max(*score);
         }
         let mut sum = 0.0;
@@ -171,7 +207,7 @@ mod tests {
     }
 
     /// The same with candle's own operations.
-    fn naive(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Tensor {
+    fn naive(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64, window: usize, alibi: bool) -> Tensor {
         let (_, heads, seq, head_dim) = q.dims4().unwrap();
         let (_, kv_heads, len, _) = k.dims4().unwrap();
         let repeat = |x: &Tensor| {
@@ -185,23 +221,29 @@ mod tests {
                 .unwrap()
         };
         let (k, v) = (repeat(k), repeat(v));
-        let scores = (q.matmul(&k.t().unwrap().contiguous().unwrap()).unwrap() * scale).unwrap();
-        let mask: Vec<f32> = (0..seq)
-            .flat_map(|t| {
-                (0..len).map(move |p| {
-                    if p > len - seq + t {
-                        f32::NEG_INFINITY
-                    } else {
-                        0.0
-                    }
-                })
-            })
-            .collect();
-        let mask = Tensor::from_vec(mask, (1, 1, seq, len), &Device::Cpu).unwrap();
+        let scores = q.matmul(&k.t().unwrap().contiguous().unwrap()).unwrap();
+        let biases = Alibi::new(heads);
+        let mut mask = Vec::new();
+        for (head, t) in (0..heads).flat_map(|head| (0..seq).map(move |t| (head, t))) {
+            let last = len - seq + t;
+            mask.extend((0..len).map(|p| match p {
+                p if p > last || p + window <= last => f32::NEG_INFINITY,
+                p if alibi => biases.bias(head, p) * scale as f32,
+                _ => 0.0,
+            }));
+        }
+        let mask = Tensor::from_vec(mask, (1, heads, seq, len), &Device::Cpu).unwrap();
+        let scores = (scores * scale).unwrap();
         let weights =
             candle_nn::ops::softmax(&scores.broadcast_add(&mask).unwrap(), D::Minus1).unwrap();
         let out = weights.matmul(&v).unwrap().transpose(1, 2).unwrap();
         out.reshape((1, seq, heads * head_dim)).unwrap()
+    }
+
+    fn bits(x: &Tensor) -> Vec<u32> {
+        let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
+        let values = x.to_vec1::<f32>().unwrap();
+        values.into_iter().map(f32::to_bits).collect()
     }
 
     #[test]
@@ -212,34 +254,34 @@ mod tests {
             random((1, kv_heads, len, head_dim)),
             random((1, kv_heads, len, head_dim)),
         );
-        let mut whole = KvCache::new(kv_heads, head_dim, 16);
-        whole.append(&k, &v).unwrap();
-        let all = whole.causal_attention(&q, 0.3).unwrap();
-        let difference = (&all - naive(&q, &k, &v, 0.3)).unwrap().abs().unwrap();
-        let worst = difference
-            .flatten_all()
-            .unwrap()
-            .max(0)
-            .unwrap()
-            .to_scalar::<f32>()
-            .unwrap();
-        assert!(worst < 1e-5, "{worst}");
-
-        let mut stepped = KvCache::new(kv_heads, head_dim, len);
-        for t in 0..len {
-            let at = |x: &Tensor| x.narrow(2, t, 1).unwrap();
-            stepped.append(&at(&k), &at(&v)).unwrap();
-            let one = stepped.causal_attention(&at(&q), 0.3).unwrap();
-            let same = all.narrow(1, t, 1).unwrap();
-            let bits = |x: &Tensor| -> Vec<u32> {
-                let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
-                x.to_vec1::<f32>()
-                    .unwrap()
-                    .into_iter()
-                    .map(f32::to_bits)
-                    .collect()
+        for (window, alibi) in [
+            (None, false),
+            (None, true),
+            (Some(4), false),
+            (Some(1), true),
+        ] {
+            let cache = |ctx| {
+                KvCache::new(kv_heads, head_dim, ctx)
+                    .with_sliding_window(window)
+                    .with_alibi(alibi.then(|| Arc::new(Alibi::new(heads))))
             };
-            assert_eq!(bits(&one), bits(&same), "position {t}");
+            let mut whole = cache(16);
+            whole.append(&k, &v).unwrap();
+            let all = whole.causal_attention(&q, 0.3).unwrap();
+            let expected = naive(&q, &k, &v, 0.3, window.unwrap_or(len), alibi);
+            let difference = (&all - expected).unwrap().abs().unwrap();
+            let worst = difference.flatten_all().unwrap().max(0).unwrap();
+            let worst = worst.to_scalar::<f32>().unwrap();
+            assert!(worst < 1e-5, "{window:?} {alibi}: {worst}");
+
+            let mut stepped = cache(len);
+            for t in 0..len {
+                let at = |x: &Tensor| x.narrow(2, t, 1).unwrap();
+                stepped.append(&at(&k), &at(&v)).unwrap();
+                let one = stepped.causal_attention(&at(&q), 0.3).unwrap();
+                let same = all.narrow(1, t, 1).unwrap();
+                assert_eq!(bits(&one), bits(&same), "position {t}");
+            }
         }
     }
 

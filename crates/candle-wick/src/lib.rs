@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod activation;
+mod alibi;
 mod budget;
 mod embedding;
 mod error;
@@ -31,6 +32,7 @@ mod weights;
 mod workspace;
 
 pub use activation::Activation;
+pub use alibi::Alibi;
 pub use budget::{BudgetPlan, ModelNeeds, PlanLine, PlanOptions};
 pub use embedding::FlashEmbedding;
 pub use error::{Error, Result};

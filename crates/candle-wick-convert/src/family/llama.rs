@@ -1,15 +1,14 @@
 //! Llama 2 and 3: gated FFN, grouped-query attention, no biases unless the config says so.
 
-use super::{Family, LayerSpec, ModelSpec, TensorNeed};
+use super::{Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
 use crate::config::ModelConfig;
 use crate::ConvertError;
 
 pub(super) const FAMILY: Family = Family {
-    model_type: "llama",
+    model_types: &["llama"],
     supported: "llama",
-    activation_key: "hidden_act",
-    rename: str::to_string,
     spec,
+    ..CURRENT
 };
 
 fn spec(config: &ModelConfig) -> Result<ModelSpec, ConvertError> {

@@ -1,38 +1,43 @@
 //! The model families: which tensors a model of a given `config.json` has.
 //!
-//! One file a family, found by `model_type`. To add one: write `spec` (and `rename` when old
-//! uploads have other names), and list it in [`FAMILIES`].
+//! One file a family, found by `model_type`. To add one: write `spec`, what else differs from
+//! [`CURRENT`] for old uploads, and list it in [`FAMILIES`].
 
 mod llama;
 mod opt;
 
 use crate::config::ModelConfig;
+use crate::source::SourceFolder;
 use crate::ConvertError;
-
-/// Activations that the layers can compute, by their names in `config.json`.
-const ACTIVATIONS: [&str; 7] = [
-    "relu",
-    "relu2",
-    "silu",
-    "swish",
-    "gelu",
-    "gelu_new",
-    "gelu_pytorch_tanh",
-];
 
 /// One family.
 pub(crate) struct Family {
-    /// `model_type` in `config.json`.
-    model_type: &'static str,
+    /// Values of `model_type` in `config.json`.
+    model_types: &'static [&'static str],
     /// What is supported of it, for messages.
     supported: &'static str,
     /// Key of the activation in `config.json`.
     pub(crate) activation_key: &'static str,
+    /// Brings the config of an older upload to the current keys.
+    pub(crate) modernise: fn(&mut ModelConfig) -> Result<(), ConvertError>,
     /// Current name of a tensor that older uploads call otherwise.
     pub(crate) rename: fn(&str) -> String,
+    /// Gives the parts of tensors that older uploads put together their current names.
+    pub(crate) split: fn(&ModelConfig, &mut SourceFolder) -> Result<(), ConvertError>,
     /// The tensors.
-    spec: fn(&ModelConfig) -> Result<ModelSpec, ConvertError>,
+    pub(crate) spec: fn(&ModelConfig) -> Result<ModelSpec, ConvertError>,
 }
+
+/// A family whose uploads always looked as they do now, to be filled in.
+const CURRENT: Family = Family {
+    model_types: &[],
+    supported: "",
+    activation_key: "hidden_act",
+    modernise: |_| Ok(()),
+    rename: str::to_string,
+    split: |_, _| Ok(()),
+    spec: |_| Err(unsupported("this family")),
+};
 
 const FAMILIES: &[Family] = &[llama::FAMILY, opt::FAMILY];
 
@@ -112,12 +117,12 @@ pub(crate) fn unsupported(got: impl Into<String>) -> ConvertError {
     }
 }
 
-/// The family of a config, and the tensors by it.
-pub(crate) fn spec_of(config: &ModelConfig) -> Result<(&'static Family, ModelSpec), ConvertError> {
+/// The family of a config.
+pub(crate) fn family_of(config: &ModelConfig) -> Result<&'static Family, ConvertError> {
     let model_type = config.text("model_type")?;
     let family = FAMILIES
         .iter()
-        .find(|family| family.model_type == model_type)
+        .find(|family| family.model_types.contains(&model_type))
         .ok_or_else(|| unsupported(format!("model_type `{model_type}`")))?;
     if config.has("quantization_config") {
         return Err(ConvertError::Unsupported {
@@ -125,26 +130,7 @@ pub(crate) fn spec_of(config: &ModelConfig) -> Result<(&'static Family, ModelSpe
             supported: "weights in f32, f16, bf16".into(),
         });
     }
-    Ok((family, (family.spec)(config)?))
-}
-
-/// The activation by the config or by the user, refused when no layer can compute it.
-pub(crate) fn check_activation(
-    family: &Family,
-    config: &ModelConfig,
-    wanted: Option<&str>,
-) -> Result<(), ConvertError> {
-    let activation = match wanted {
-        Some(wanted) => wanted,
-        None => config.text(family.activation_key)?,
-    };
-    if ACTIVATIONS.contains(&activation) {
-        return Ok(());
-    }
-    Err(ConvertError::Unsupported {
-        got: format!("activation `{activation}`"),
-        supported: ACTIVATIONS.join(", "),
-    })
+    Ok(family)
 }
 
 #[cfg(test)]
@@ -153,12 +139,12 @@ mod tests {
 
     #[test]
     fn model_types_are_unique() {
-        for (position, family) in FAMILIES.iter().enumerate() {
-            let first = FAMILIES
-                .iter()
-                .position(|other| other.model_type == family.model_type);
-            assert_eq!(first, Some(position));
-        }
+        let types: Vec<_> = FAMILIES
+            .iter()
+            .flat_map(|family| family.model_types)
+            .collect();
+        let unique: std::collections::BTreeSet<_> = types.iter().collect();
+        assert_eq!(types.len(), unique.len());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Uploads from before 2022-07 call the tensors `decoder.`; they get their present names,
 //! `model.decoder.`.
 
-use super::{unsupported, Family, LayerSpec, ModelSpec, TensorNeed};
+use super::{unsupported, Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
 use crate::config::ModelConfig;
 use crate::ConvertError;
 
@@ -11,11 +11,12 @@ use crate::ConvertError;
 const POSITION_OFFSET: usize = 2;
 
 pub(super) const FAMILY: Family = Family {
-    model_type: "opt",
+    model_types: &["opt"],
     supported: "opt (norms before attention and FFN, embeddings as wide as the layers)",
     activation_key: "activation_function",
     rename,
     spec,
+    ..CURRENT
 };
 
 fn rename(name: &str) -> String {

@@ -145,6 +145,7 @@ pub fn measure(
         Truth {
             weight: &weight,
             bias: &bias,
+            activation: observed.model.activation(),
         }
         .quality(&factors, x, threshold)
     })
@@ -304,6 +305,7 @@ fn fit_layer(
     let truth = Truth {
         weight: &weight,
         bias: &bias,
+        activation: model.activation(),
     };
     let tune = x.narrow(0, parts.fit, parts.tune)?;
     let threshold = truth.threshold(&factors, &tune, options.recall)?;

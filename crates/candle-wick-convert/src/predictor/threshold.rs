@@ -1,6 +1,7 @@
 //! Where to cut a layer's scores, and what the cut selects.
 
 use candle::{Result, Tensor};
+use candle_wick::Activation;
 
 use super::factor::Factors;
 
@@ -15,6 +16,8 @@ pub(super) struct Truth<'a> {
     pub(super) weight: &'a Tensor,
     /// `(intermediate)`.
     pub(super) bias: &'a Tensor,
+    /// Says which pre-activations count as active.
+    pub(super) activation: Activation,
 }
 
 /// What a threshold selects on a text, as shares.
@@ -62,7 +65,7 @@ impl Truth<'_> {
             let pairs = scores.iter().zip(exact);
             of_active.extend(
                 pairs
-                    .filter(|(_, exact)| **exact > 0.0)
+                    .filter(|(_, exact)| self.activation.is_active(**exact))
                     .map(|(score, _)| *score),
             );
         })?;
@@ -89,7 +92,8 @@ impl Truth<'_> {
         self.for_each_token(factors, x, |scores, exact| {
             idle.resize(scores.len(), UNION_TOKENS);
             for ((score, exact), idle) in scores.iter().zip(exact).zip(&mut idle) {
-                let (is_selected, is_active) = (*score >= threshold, *exact > 0.0);
+                let is_selected = *score >= threshold;
+                let is_active = self.activation.is_active(*exact);
                 *idle = if is_selected { 0 } else { *idle + 1 };
                 active += u64::from(is_active);
                 selected += u64::from(is_selected);

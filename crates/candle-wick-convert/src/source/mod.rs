@@ -6,33 +6,29 @@
 //!
 //! Not here: whether these are the tensors that the model needs (`check`).
 
+mod safetensors;
+mod shards;
+mod tensor;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use wick_format::{header_len_bytes, Dtype, RawHeader, RawTensor};
+use wick_format::Dtype;
 use wick_io::SourceFile;
 
-use crate::shards::{find_shards, Shards};
+use self::shards::{find_shards, Shards};
+use self::tensor::StoredTensor;
 use crate::ConvertError;
+
+pub(crate) use self::tensor::{RowOrder, SourceTensor};
 
 /// A weight file.
 struct Shard {
     name: String,
     path: PathBuf,
     file: SourceFile,
-}
-
-/// One tensor of the source.
-pub(crate) struct SourceTensor {
-    shard: usize,
-    /// Its name in the file.
-    stored_name: String,
-    dtype: String,
-    pub(crate) shape: Vec<usize>,
-    range: Range<usize>,
 }
 
 /// The weight files and their tensors.
@@ -65,20 +61,14 @@ impl SourceFolder {
         rename: fn(&str) -> String,
     ) -> Result<(), ConvertError> {
         let path = self.folder.join(name);
-        let (file, header) = open_shard(&path)?;
+        let (file, tensors) = open_shard(&path)?;
         let shard = self.shards.len();
-        for (
-            stored_name,
-            RawTensor {
-                dtype,
+        for tensor in tensors {
+            let StoredTensor {
+                name: stored_name,
+                stored,
                 shape,
-                offset_bytes,
-                len_bytes,
-            },
-        ) in header.tensors
-        {
-            // The file is mapped and as long as its header says, so offsets fit usize.
-            let range = offset_bytes as usize..(offset_bytes + len_bytes) as usize;
+            } = tensor;
             let current = rename(&stored_name);
             let listed = found.weight_map.get(&stored_name);
             if listed.is_some_and(|in_shard| in_shard != name) {
@@ -87,9 +77,9 @@ impl SourceFolder {
             let tensor = SourceTensor {
                 shard,
                 stored_name,
-                dtype,
+                stored,
                 shape,
-                range,
+                order: RowOrder::Same,
             };
             if let Some(other) = self.tensors.insert(current.clone(), tensor) {
                 let other = &self
@@ -133,22 +123,42 @@ impl SourceFolder {
         self.tensors.keys().map(String::as_str)
     }
 
-    pub(crate) fn bytes(&self, tensor: &SourceTensor) -> &[u8] {
-        &self.shards[tensor.shard].file.bytes()[tensor.range.clone()]
-    }
-
-    /// Lets go of the memory behind part of a tensor (relative to its start); it can be read again.
-    pub(crate) fn release(&self, tensor: &SourceTensor, part: Range<usize>) {
-        let start = tensor.range.start;
-        self.shards[tensor.shard]
-            .file
-            .release(start + part.start..start + part.end);
+    /// Gives parts of tensor `whole` names of their own, if it is there: a name, the rows' number, their order.
+    ///
+    /// # Errors
+    /// It has not as many rows as the parts together.
+    pub(crate) fn split(
+        &mut self,
+        whole: &str,
+        parts: &[(String, usize, RowOrder)],
+    ) -> Result<(), ConvertError> {
+        let Some(tensor) = self.tensors.get(whole).cloned() else {
+            return Ok(());
+        };
+        let rows: usize = parts.iter().map(|(_, rows, _)| rows).sum();
+        if tensor.shape.first() != Some(&rows) {
+            let got = format!("of shape {:?}", tensor.shape);
+            return Err(self.wrong(&tensor, got, format!("{rows} rows by config.json")));
+        }
+        for (name, rows, order) in parts {
+            let mut part = SourceTensor {
+                order: *order,
+                ..tensor.clone()
+            };
+            part.shape[0] = *rows;
+            if let Some(other) = self.tensors.insert(name.clone(), part) {
+                let problem = format!("beside a tensor `{}`", other.stored_name);
+                return Err(self.wrong(&tensor, problem, "one of the two"));
+            }
+        }
+        self.tensors.remove(whole);
+        Ok(())
     }
 
     /// The tensor's dtype, if it is one for weights.
     pub(crate) fn dtype(&self, tensor: &SourceTensor) -> Result<Dtype, ConvertError> {
-        Dtype::try_from(tensor.dtype.as_str())
-            .map_err(|_| self.wrong(tensor, &tensor.dtype, "F32, F16 or BF16"))
+        let stored = tensor.stored.dtype.as_str();
+        Dtype::try_from(stored).map_err(|_| self.wrong(tensor, stored, "F32, F16 or BF16"))
     }
 
     /// The error for a tensor that cannot be.
@@ -167,36 +177,15 @@ impl SourceFolder {
     }
 }
 
-/// Maps a weight file and proves that it is as long as its header says.
-fn open_shard(path: &Path) -> Result<(SourceFile, RawHeader), ConvertError> {
+/// Maps a weight file and lists its tensors.
+fn open_shard(path: &Path) -> Result<(SourceFile, Vec<StoredTensor>), ConvertError> {
     refuse_lfs_pointer(path)?;
     let len = fs::metadata(path)
         .map_err(ConvertError::io(path, "read"))?
         .len();
-    if len < 8 {
-        let problem = format!("has {len} bytes, too few for weights: download it again");
-        return Err(ConvertError::checkpoint(path, problem));
-    }
     let file = SourceFile::open(path)?;
-    let bytes = file.bytes();
-    let too_short = || ConvertError::FileLength {
-        path: path.to_path_buf(),
-        got: bytes.len() as u64,
-        expected: len,
-    };
-    let (first8, rest) = bytes.split_first_chunk::<8>().ok_or_else(too_short)?;
-    let header_len = header_len_bytes(*first8, len).map_err(ConvertError::format(path))?;
-    let json = rest.get(..header_len).ok_or_else(too_short)?;
-    let header = RawHeader::parse(json).map_err(ConvertError::format(path))?;
-    if header.data_end_bytes != bytes.len() as u64 {
-        return Err(ConvertError::FileLength {
-            path: path.to_path_buf(),
-            got: bytes.len() as u64,
-            expected: header.data_end_bytes,
-        });
-    }
-    file.release(0..8 + header_len);
-    Ok((file, header))
+    let tensors = safetensors::read(path, &file, len)?;
+    Ok((file, tensors))
 }
 
 /// Refuses the text that git leaves where a large file was not fetched.

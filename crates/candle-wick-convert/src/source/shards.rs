@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use wick_format::{is_plain_file_name, FormatError};
 
-use crate::source::read_text;
+use super::read_text;
 use crate::ConvertError;
 
 const SINGLE_FILE: &str = "model.safetensors";

@@ -1,0 +1,84 @@
+//! What the families have in common: a config that can be planned for, and a model for one sequence.
+//!
+//! To add a family: a file with a type for each of the two traits, and a line in [`parse_config`].
+//!
+//! Not here: budgets and sequences (`load`), layers (`layers`, `rope`).
+
+use candle::{IndexOp, Result, Tensor};
+use candle_wick::{Activation, FlashVarBuilder, ModelNeeds};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::interrupt::Interrupt;
+use crate::llama::LlamaConfig;
+use crate::opt::OptConfig;
+
+/// A decoder with its weights in DRAM and on flash, for one sequence.
+pub trait CausalLm: Send + Sync {
+    /// The normed hidden states `(1, seq, hidden_size)` of `input_ids` `(1, seq)`, whose first is at `position`.
+    fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor>;
+
+    /// The head, on normed hidden states `(.., hidden_size)`: logits `(.., vocab_size)`.
+    fn logits(&self, hidden: &Tensor) -> Result<Tensor>;
+
+    /// Starts a new sequence.
+    fn clear_kv_cache(&mut self);
+
+    /// Logits `(1, vocab_size)` after the last of `input_ids` `(1, seq)`, whose first is at `position`.
+    fn forward(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
+        let hidden = self.hidden_states(input_ids, position)?;
+        let last = hidden.dim(1)? - 1;
+        self.logits(&hidden.i((.., last))?)
+    }
+}
+
+/// The keys of a `config.json` that a family obeys.
+pub trait ModelConfig {
+    /// Refuses what would divide by zero, does not fit together or is not supported; the error is a reason
+    /// without the file's name.
+    fn validate(&self) -> std::result::Result<(), String>;
+
+    /// Decoder layers.
+    fn num_hidden_layers(&self) -> usize;
+
+    /// The longest context.
+    fn max_position_embeddings(&self) -> usize;
+
+    /// The activation of the FFNs.
+    fn activation(&self) -> candle_wick::Result<Activation>;
+
+    /// What to plan for.
+    fn needs(&self, ctx: usize) -> ModelNeeds;
+
+    /// Loads what the placement of `vb` keeps in DRAM, with room for `ctx` positions.
+    fn load(
+        &self,
+        vb: FlashVarBuilder,
+        ctx: usize,
+        interrupt: Interrupt,
+    ) -> Result<Box<dyn CausalLm>>;
+}
+
+/// The config of a converted folder; the error is a reason without the file's name.
+pub(crate) fn parse_config(json: &Value) -> std::result::Result<Box<dyn ModelConfig>, String> {
+    let model_type = json.get("model_type").and_then(Value::as_str);
+    let config: Box<dyn ModelConfig> = match model_type.unwrap_or_default() {
+        "llama" => parsed::<LlamaConfig>(json)?,
+        "opt" => parsed::<OptConfig>(json)?,
+        other => {
+            return Err(format!(
+                "model_type \"{other}\" is not supported (llama and opt are)"
+            ))
+        }
+    };
+    config.validate()?;
+    Ok(config)
+}
+
+fn parsed<C: ModelConfig + DeserializeOwned + 'static>(
+    json: &Value,
+) -> std::result::Result<Box<C>, String> {
+    serde_json::from_value(json.clone())
+        .map(Box::new)
+        .map_err(|error| error.to_string())
+}
