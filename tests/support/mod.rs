@@ -14,6 +14,16 @@ pub struct Expected {
     pub logprobs: Vec<f64>,
     pub last_logits: Vec<f32>,
     pub greedy: Vec<u32>,
+    /// The smallest gap between the best and the second logit along `greedy`.
+    pub greedy_margin_min: f64,
+    #[serde(default)]
+    pub convert: ConvertArgs,
+}
+
+/// What `wick convert` has to be told for a fixture.
+#[derive(Default, Deserialize)]
+pub struct ConvertArgs {
+    pub activation: Option<String>,
 }
 
 /// A fixture's folder.
@@ -31,8 +41,17 @@ pub fn expected(name: &str) -> Expected {
 
 /// Converts a checkpoint into a folder that lives as long as the result.
 pub fn converted(source: &Path) -> tempfile::TempDir {
+    converted_as(source, &ConvertArgs::default())
+}
+
+/// As [`converted`], with options.
+pub fn converted_as(source: &Path, args: &ConvertArgs) -> tempfile::TempDir {
     let out = tempfile::tempdir().unwrap();
-    convert(source, out.path(), &ConvertOptions::default(), &|_| {}).unwrap();
+    let options = ConvertOptions {
+        activation: args.activation.clone(),
+        ..ConvertOptions::default()
+    };
+    convert(source, out.path(), &options, &|_| {}).unwrap();
     out
 }
 
