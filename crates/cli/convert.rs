@@ -16,7 +16,7 @@ const IGNORED_SHOWN: usize = 8;
 
 #[derive(Args, Debug)]
 pub(crate) struct ConvertArgs {
-    /// Hugging Face folder: config.json and safetensors files
+    /// Hugging Face folder (config.json with safetensors or PyTorch files), or a GGUF file
     #[arg(value_name = "SRC")]
     source: PathBuf,
 

@@ -2,20 +2,23 @@
 //! written.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use candle_wick::Activation;
 use wick_format::Dtype;
 
-use crate::config::{ModelConfig, CONFIG_FILE};
+use crate::config::ModelConfig;
 use crate::family::{family_of, Family, LayerSpec, ModelSpec, TensorNeed};
-use crate::head;
-use crate::source::SourceFolder;
-use crate::{ConvertError, ConvertOptions};
+use crate::source::{Shards, SourceFolder};
+use crate::{gguf, head, ConvertError, ConvertOptions};
 
 /// A checkpoint that can be converted.
 pub(crate) struct Checkpoint {
     pub(crate) source: SourceFolder,
+    /// The folder whose other files belong to the model, `None` when the source is a single file.
+    pub(crate) folder: Option<PathBuf>,
+    /// Whether the config is a file of the folder.
+    pub(crate) has_config_file: bool,
     pub(crate) model_type: String,
     pub(crate) hidden_size: usize,
     pub(crate) layers: Vec<LayerSpec>,
@@ -30,23 +33,24 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoint {
-    pub(crate) fn open(folder: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
-        if !folder.is_dir() {
-            let problem = if folder.exists() {
-                "is not a folder"
-            } else {
-                "does not exist"
-            };
-            return Err(ConvertError::checkpoint(folder, problem));
-        }
-        let mut config = ModelConfig::read(folder)?;
-        let mut notes = Vec::new();
+    pub(crate) fn open(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        let found = Shards::find(path)?;
+        let mut notes: Vec<String> = found.note().into_iter().collect();
+        let (mut config, opened) = if found.is_gguf() {
+            let (config, source) = gguf::open(&found)?;
+            (config, Some(source))
+        } else {
+            (ModelConfig::read(path)?, None)
+        };
         let family = family_of(&config)?;
         (family.modernise)(&mut config)?;
         override_activation(family, &mut config, options, &mut notes);
         check_activation(family, &config)?;
         let mut spec = (family.spec)(&config)?;
-        let mut source = SourceFolder::open(folder, family.rename)?;
+        let mut source = match opened {
+            Some(source) => source,
+            None => SourceFolder::open(&found, family.rename)?,
+        };
         (family.split)(&config, &mut source)?;
         check_present(&spec, &source)?;
 
@@ -61,14 +65,17 @@ impl Checkpoint {
         let ffn = ffn_matrices(&spec);
         check_shapes(spec.resident.iter().chain(&ffn), &source)?;
         let dtype = ffn_dtype(&ffn, &source, options, &mut notes)?;
+        notes.extend(quantised_note(spec.resident.iter().chain(&ffn), &source, options));
         let resident = with_dtypes(&spec.resident, &source, options)?;
         let ignored_tensors = ignored(&spec, &ffn, &source, &mut notes);
         let config_text = config.copied_text()?;
         // What cannot be run later must not take an hour to convert.
-        candle_wick_models::check_config(&folder.join(CONFIG_FILE), &config_text)?;
+        candle_wick_models::check_config(config.path(), &config_text)?;
         Ok(Self {
             model_type: config.text("model_type")?.to_string(),
             config_text,
+            folder: found.source_folder().map(Path::to_path_buf),
+            has_config_file: !found.is_gguf(),
             hidden_size: spec.hidden_size,
             layers: spec.layers,
             source,
@@ -141,7 +148,7 @@ fn check_present(spec: &ModelSpec, source: &SourceFolder) -> Result<(), ConvertE
     }
     let total = spec.resident.len() + ffn.len();
     Err(ConvertError::MissingTensors {
-        folder: source.folder.clone(),
+        folder: source.path.clone(),
         total,
         names,
     })
@@ -194,6 +201,18 @@ fn ffn_dtype(
         ));
     }
     Ok(dtype)
+}
+
+/// What becomes of quantised weights when the user does not say.
+fn quantised_note<'a>(
+    mut needs: impl Iterator<Item = &'a TensorNeed>,
+    source: &SourceFolder,
+    options: &ConvertOptions,
+) -> Option<String> {
+    let is_quantised = |need: &TensorNeed| source.get(&need.name).is_some_and(|t| t.is_quantised());
+    (options.dtype.is_none() && needs.any(is_quantised)).then(|| {
+        "the weights are quantised: they are written as f16, which `--dtype` changes".to_string()
+    })
 }
 
 fn with_dtypes(

@@ -1,4 +1,4 @@
-//! The source's `config.json`: values by key with a sentence for each that is missing or wrong.
+//! The source's `config.json`, or the one made from a GGUF file's metadata: values by key with a sentence for each that is missing or wrong.
 //!
 //! The copy in the output folder is the same text, byte for byte, unless a value had to be changed;
 //! then it is the same values in alphabetical order (numbers keep their spelling).
@@ -29,6 +29,16 @@ impl ModelConfig {
     pub(crate) fn read(folder: &Path) -> Result<Self, ConvertError> {
         let path = folder.join(CONFIG_FILE);
         let text = read_text(&path)?;
+        Self::parse(path, text)
+    }
+
+    /// A config that stands in no file of its own; `path` has what it was made from.
+    pub(crate) fn made(path: &Path, values: Map<String, Value>) -> Result<Self, ConvertError> {
+        let text = format!("{:#}\n", Value::Object(values));
+        Self::parse(path.to_path_buf(), text)
+    }
+
+    fn parse(path: PathBuf, text: String) -> Result<Self, ConvertError> {
         let values = serde_json::from_str(&text).map_err(|source| ConvertError::Format {
             path: path.clone(),
             source: FormatError::Json {
@@ -42,6 +52,11 @@ impl ModelConfig {
             values,
             edits: BTreeMap::new(),
         })
+    }
+
+    /// The file with the config.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The error for a value that cannot be.

@@ -36,7 +36,9 @@ const COPIED_FILES: [&str; 7] = [
 /// Stands for the job while sizes are added up: the real one is as long.
 const JOB_UNKNOWN: &str = "0000000000000000";
 
-/// Converts the checkpoint in `source` into the folder `out`.
+/// Converts the checkpoint `source` into the folder `out`.
+///
+/// `source` is a Hugging Face folder, a GGUF file (of several parts any of them), or a folder with one.
 ///
 /// `out` must not exist, or be empty, or hold an earlier conversion of the same source with the
 /// same options: an unfinished one is taken up, for a complete one there is nothing to do.
@@ -51,12 +53,15 @@ pub fn convert(
     progress: &dyn Fn(ConvertProgress<'_>),
 ) -> Result<ConvertReport, ConvertError> {
     let checkpoint = Checkpoint::open(source, options)?;
-    let copies = copies(source)?;
+    let copies = match &checkpoint.folder {
+        Some(folder) => copies(folder)?,
+        None => Vec::new(),
+    };
     refuse_inside(source, out)?;
     let found = Found::look(out)?;
 
     let sized = Plan::new(&checkpoint, options, &copies, JOB_UNKNOWN)?;
-    let source_paths = source_paths(&checkpoint, source, &copies);
+    let source_paths = source_paths(&checkpoint, &copies);
     let mut source_bytes = 0;
     for path in &source_paths {
         source_bytes += fs::metadata(path)
@@ -79,9 +84,9 @@ pub fn convert(
 }
 
 /// Paths and sizes of the files to be copied.
-fn copies(source: &Path) -> Result<Vec<(PathBuf, u64)>, ConvertError> {
+fn copies(folder: &Path) -> Result<Vec<(PathBuf, u64)>, ConvertError> {
     let mut copies = Vec::new();
-    for path in COPIED_FILES.map(|name| source.join(name)) {
+    for path in COPIED_FILES.map(|name| folder.join(name)) {
         if path.is_file() {
             refuse_lfs_pointer(&path)?;
             let len = fs::metadata(&path)
@@ -94,14 +99,13 @@ fn copies(source: &Path) -> Result<Vec<(PathBuf, u64)>, ConvertError> {
 }
 
 /// Everything that the result depends on: config, copied files, weights.
-fn source_paths(checkpoint: &Checkpoint, source: &Path, copies: &[(PathBuf, u64)]) -> Vec<PathBuf> {
-    let config = source.join(CONFIG_FILE);
+fn source_paths(checkpoint: &Checkpoint, copies: &[(PathBuf, u64)]) -> Vec<PathBuf> {
+    let folder = checkpoint.folder.as_deref();
+    let config = folder.filter(|_| checkpoint.has_config_file);
+    let config = config.map(|folder| folder.join(CONFIG_FILE));
     let copied = copies.iter().map(|(path, _)| path.clone());
     let weights = checkpoint.source.paths().map(Path::to_path_buf);
-    std::iter::once(config)
-        .chain(copied)
-        .chain(weights)
-        .collect()
+    config.into_iter().chain(copied).chain(weights).collect()
 }
 
 /// A checked conversion.

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+use wick_checkpoint::CheckpointError;
 use wick_format::FormatError;
 
 /// Names in one sentence.
@@ -61,6 +62,14 @@ pub enum ConvertError {
         got: u64,
         /// Its size by the header.
         expected: u64,
+    },
+    /// A PyTorch or GGUF file that is damaged or must not be read.
+    #[error("{}: {source}", path.display())]
+    WeightFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: CheckpointError,
     },
     /// Weight files that the checkpoint names but does not have.
     #[error(
@@ -172,6 +181,12 @@ impl ConvertError {
     pub(crate) fn format(path: &Path) -> impl FnOnce(FormatError) -> Self {
         let path = path.to_path_buf();
         move |source| Self::Format { path, source }
+    }
+
+    /// For `map_err`: what is wrong with a PyTorch or GGUF file.
+    pub(crate) fn weight_file(path: &Path) -> impl FnOnce(CheckpointError) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::WeightFile { path, source }
     }
 
     pub(crate) fn checkpoint(path: &Path, problem: impl Into<String>) -> Self {

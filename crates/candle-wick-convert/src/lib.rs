@@ -1,10 +1,10 @@
 //! Checkpoints in, converted folder out.
 //!
-//! [`convert`] reads a Hugging Face folder with safetensors and writes the folder that
-//! `wick-format` describes. It streams: its memory does not grow with the model.
+//! [`convert`] reads a Hugging Face folder (safetensors or PyTorch files) or a GGUF file and writes
+//! the folder that `wick-format` describes. It streams: its memory does not grow with the model.
 //!
 //! The steps, each in its own file:
-//! 1. `source` and `config` read and check the checkpoint.
+//! 1. `source` and `config` read and check the checkpoint; `gguf` brings GGUF to Hugging Face's names.
 //! 2. `family` says which tensors a model of this type has; `check` and `head` match the two.
 //! 3. `plan` lays out every output file.
 //! 4. `tensors` and `records` write them through `output`, one after the other; `state` remembers
@@ -22,6 +22,7 @@ mod config;
 mod convert;
 mod error;
 mod family;
+mod gguf;
 mod head;
 mod meter;
 mod options;

@@ -245,14 +245,14 @@ pub(crate) fn read_pieces(
     }
 }
 
-/// Refuses an output folder that is the source folder, or lies in it.
+/// Refuses an output folder that is the source itself, or lies in it.
 pub(crate) fn refuse_inside(source: &Path, out: &Path) -> Result<(), ConvertError> {
     let source = fs::canonicalize(source).map_err(ConvertError::io(source, "read"))?;
     let out_real = real_path(out)?;
     if out_real == source {
         return Err(ConvertError::output(
             out,
-            "is the source folder itself: choose another one",
+            "is the source itself: choose another one",
         ));
     }
     if out_real.starts_with(&source) {

@@ -81,7 +81,12 @@ pub(crate) fn write_records(
     }
     let down = Matrix::new(checkpoint, &layer.down);
 
-    let block_neurons = (BLOCK_BYTES / layout.stride_bytes).max(1);
+    // Whole tiles, so that no quantised block of the down matrix is taken apart twice.
+    let fitting = BLOCK_BYTES / layout.stride_bytes;
+    let block_neurons = match fitting / TILE_NEURONS {
+        0 => fitting.max(1),
+        tiles => tiles * TILE_NEURONS,
+    };
     let mut checksums = Vec::with_capacity(layer.intermediate_size);
     let mut records = Vec::new();
     for start in (0..layer.intermediate_size).step_by(block_neurons) {

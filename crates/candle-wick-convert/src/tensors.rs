@@ -64,7 +64,7 @@ fn write_plain(
         .get(&need.name)
         .expect("Checkpoint::open found every tensor");
     let blocks = ChecksumBlocks::of(&need.shape, StoredDtype::from(*dtype))
-        .map_err(ConvertError::format(&source.folder))?;
+        .map_err(ConvertError::format(&source.path))?;
     let width = tensor.width();
     let row_bytes = width * dtype.size_bytes();
     let mut checksums = Vec::with_capacity(blocks.block_count());

@@ -42,14 +42,14 @@ impl Cast {
         }
         Ok(())
     }
+}
 
-    /// The largest magnitude that fits, for messages.
-    pub(crate) fn limit(self) -> f32 {
-        match self.to {
-            Dtype::F32 => f32::MAX,
-            Dtype::F16 => f16::MAX.to_f32(),
-            Dtype::Bf16 => bf16::MAX.to_f32(),
-        }
+/// The largest magnitude that fits, for messages.
+pub(crate) fn largest(dtype: Dtype) -> f32 {
+    match dtype {
+        Dtype::F32 => f32::MAX,
+        Dtype::F16 => f16::MAX.to_f32(),
+        Dtype::Bf16 => bf16::MAX.to_f32(),
     }
 }
 
@@ -77,7 +77,8 @@ fn widen(from: Dtype, source: &[u8], values: &mut [f32]) {
     }
 }
 
-fn narrow(to: Dtype, values: &[f32], target: &mut [u8]) -> Result<(), f32> {
+/// As many values as `target` holds, rounded; the error is the first one that does not fit.
+pub(crate) fn narrow(to: Dtype, values: &[f32], target: &mut [u8]) -> Result<(), f32> {
     let fits = |value: f32, rounded_infinite: bool| {
         if rounded_infinite && value.is_finite() {
             Err(value)
@@ -92,18 +93,16 @@ fn narrow(to: Dtype, values: &[f32], target: &mut [u8]) -> Result<(), f32> {
             }
         }
         Dtype::F16 => {
-            let mut halves = [f16::ZERO; LANES];
-            let halves = &mut halves[..values.len()];
-            halves.convert_from_f32_slice(values);
-            for ((bytes, half), &value) in target
-                .as_chunks_mut::<2>()
-                .0
-                .iter_mut()
-                .zip(&*halves)
-                .zip(values)
-            {
-                fits(value, half.is_infinite())?;
-                *bytes = half.to_le_bytes();
+            let pieces = values.chunks(LANES).zip(target.chunks_mut(2 * LANES));
+            for (values, target) in pieces {
+                let mut halves = [f16::ZERO; LANES];
+                let halves = &mut halves[..values.len()];
+                halves.convert_from_f32_slice(values);
+                let targets = target.as_chunks_mut::<2>().0.iter_mut();
+                for ((bytes, half), &value) in targets.zip(&*halves).zip(values) {
+                    fits(value, half.is_infinite())?;
+                    *bytes = half.to_le_bytes();
+                }
             }
         }
         Dtype::Bf16 => {

@@ -1,56 +1,57 @@
-//! The source folder: its weight files, mapped read-only, and the extents of their tensors.
+//! The source: its weight files, mapped read-only, and the extents of their tensors.
 //!
 //! Everything that can be wrong with a download is found here, before anything is written: missing,
 //! cut or damaged files, git-lfs pointers, an index that names what is not there. Names are the
-//! current ones of the family (see `Family::rename`).
+//! current ones of the family (see `Family::rename` and `gguf`).
 //!
 //! Not here: whether these are the tensors that the model needs (`check`).
 
+mod elements;
 mod safetensors;
 mod shards;
 mod tensor;
+mod weight_file;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use wick_checkpoint::Metadata;
 use wick_format::Dtype;
-use wick_io::SourceFile;
 
-use self::shards::{find_shards, Shards};
-use self::tensor::StoredTensor;
+use self::weight_file::WeightFile;
 use crate::ConvertError;
 
+pub(crate) use self::shards::Shards;
 pub(crate) use self::tensor::{RowOrder, SourceTensor};
 
-/// A weight file.
-struct Shard {
-    name: String,
-    path: PathBuf,
-    file: SourceFile,
-}
+/// What training frameworks put before the names of a model that they wrap.
+const WRAPPERS: [&str; 3] = ["module.", "_forward_module.", "_orig_mod."];
 
 /// The weight files and their tensors.
 pub(crate) struct SourceFolder {
-    pub(crate) folder: PathBuf,
-    shards: Vec<Shard>,
+    /// The folder, or the GGUF file, for messages.
+    pub(crate) path: PathBuf,
+    shards: Vec<WeightFile>,
     tensors: BTreeMap<String, SourceTensor>,
+    /// Of the first GGUF file, else empty.
+    pub(crate) metadata: Metadata,
 }
 
 impl SourceFolder {
     /// Opens and checks every weight file.
-    pub(crate) fn open(folder: &Path, rename: fn(&str) -> String) -> Result<Self, ConvertError> {
-        let found = find_shards(folder)?;
+    pub(crate) fn open(found: &Shards, rename: fn(&str) -> String) -> Result<Self, ConvertError> {
         let mut source = Self {
-            folder: folder.to_path_buf(),
+            path: found.source.clone(),
             shards: Vec::new(),
             tensors: BTreeMap::new(),
+            metadata: Metadata::default(),
         };
         for name in &found.names {
-            source.add_shard(name, &found, rename)?;
+            source.add_shard(name, found, rename)?;
         }
-        source.check_index(&found, rename)?;
+        source.check_index(found, rename)?;
         Ok(source)
     }
 
@@ -60,26 +61,24 @@ impl SourceFolder {
         found: &Shards,
         rename: fn(&str) -> String,
     ) -> Result<(), ConvertError> {
-        let path = self.folder.join(name);
-        let (file, tensors) = open_shard(&path)?;
+        let path = found.folder.join(name);
+        let (opened, tensors, metadata) = WeightFile::open(&path, found.kind)?;
         let shard = self.shards.len();
-        for tensor in tensors {
-            let StoredTensor {
-                name: stored_name,
-                stored,
-                shape,
-            } = tensor;
-            let current = rename(&stored_name);
-            let listed = found.weight_map.get(&stored_name);
+        if shard == 0 {
+            self.metadata = metadata;
+        }
+        for stored in tensors {
+            let current = current_name(&stored.name, rename);
+            let listed = found.weight_map.get(&stored.name);
             if listed.is_some_and(|in_shard| in_shard != name) {
                 continue; // the index says that the other copy counts
             }
             let tensor = SourceTensor {
                 shard,
-                stored_name,
-                stored,
-                shape,
-                order: RowOrder::Same,
+                stored_name: stored.name,
+                stored: stored.stored,
+                shape: stored.shape,
+                orders: Vec::new(),
             };
             if let Some(other) = self.tensors.insert(current.clone(), tensor) {
                 let other = &self
@@ -90,18 +89,14 @@ impl SourceFolder {
                 return Err(ConvertError::checkpoint(&path, problem));
             }
         }
-        self.shards.push(Shard {
-            name: name.to_string(),
-            path,
-            file,
-        });
+        self.shards.push(opened);
         Ok(())
     }
 
     /// Every tensor of the index is in the file that the index names.
     fn check_index(&self, found: &Shards, rename: fn(&str) -> String) -> Result<(), ConvertError> {
         for (name, shard) in &found.weight_map {
-            let tensor = self.tensors.get(&rename(name));
+            let tensor = self.tensors.get(&current_name(name, rename));
             if tensor.is_none_or(|tensor| self.shards[tensor.shard].name != *shard) {
                 let problem = format!("names tensor `{name}` in {shard}, which does not hold it");
                 return Err(ConvertError::checkpoint(&found.index_path, problem));
@@ -141,11 +136,9 @@ impl SourceFolder {
             return Err(self.wrong(&tensor, got, format!("{rows} rows by config.json")));
         }
         for (name, rows, order) in parts {
-            let mut part = SourceTensor {
-                order: *order,
-                ..tensor.clone()
-            };
+            let mut part = tensor.clone();
             part.shape[0] = *rows;
+            part.push_order(*order);
             if let Some(other) = self.tensors.insert(name.clone(), part) {
                 let problem = format!("beside a tensor `{}`", other.stored_name);
                 return Err(self.wrong(&tensor, problem, "one of the two"));
@@ -155,10 +148,51 @@ impl SourceFolder {
         Ok(())
     }
 
-    /// The tensor's dtype, if it is one for weights.
+    /// Takes a tensor out whose content the config has.
+    pub(crate) fn forget(&mut self, name: &str) {
+        self.tensors.remove(name);
+    }
+
+    /// Gives tensor `old`, if it is there, another name and another order of its rows.
+    ///
+    /// # Errors
+    /// There is a tensor of that name.
+    pub(crate) fn rename(
+        &mut self,
+        old: &str,
+        name: String,
+        order: RowOrder,
+    ) -> Result<(), ConvertError> {
+        let Some(mut tensor) = self.tensors.remove(old) else {
+            return Ok(());
+        };
+        tensor.push_order(order);
+        match self.tensors.get(&name) {
+            Some(other) => {
+                let problem = format!("beside a tensor `{}`", other.stored_name);
+                Err(self.wrong(&tensor, problem, "one of the two"))
+            }
+            None => {
+                self.tensors.insert(name, tensor);
+                Ok(())
+            }
+        }
+    }
+
+    /// The dtype that the tensor is written in unless another is wanted, if it is one for weights.
     pub(crate) fn dtype(&self, tensor: &SourceTensor) -> Result<Dtype, ConvertError> {
-        let stored = tensor.stored.dtype.as_str();
-        Dtype::try_from(stored).map_err(|_| self.wrong(tensor, stored, "F32, F16 or BF16"))
+        match tensor.stored.elements.dtype() {
+            Ok(dtype) => Ok(dtype),
+            Err(what) => Err(self.wrong(tensor, what, self.expected_elements())),
+        }
+    }
+
+    fn expected_elements(&self) -> &'static str {
+        if self.metadata.0.is_empty() {
+            "F32, F16 or BF16"
+        } else {
+            "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or Q2_K to Q6_K"
+        }
     }
 
     /// The error for a tensor that cannot be.
@@ -177,15 +211,13 @@ impl SourceFolder {
     }
 }
 
-/// Maps a weight file and lists its tensors.
-fn open_shard(path: &Path) -> Result<(SourceFile, Vec<StoredTensor>), ConvertError> {
-    refuse_lfs_pointer(path)?;
-    let len = fs::metadata(path)
-        .map_err(ConvertError::io(path, "read"))?
-        .len();
-    let file = SourceFile::open(path)?;
-    let tensors = safetensors::read(path, &file, len)?;
-    Ok((file, tensors))
+/// The name without what a training framework put before it, as the family calls it now.
+fn current_name(stored: &str, rename: fn(&str) -> String) -> String {
+    let mut name = stored;
+    while let Some(rest) = WRAPPERS.iter().find_map(|wrapper| name.strip_prefix(wrapper)) {
+        name = rest;
+    }
+    rename(name)
 }
 
 /// Refuses the text that git leaves where a large file was not fetched.

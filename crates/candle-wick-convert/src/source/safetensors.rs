@@ -5,7 +5,8 @@ use std::path::Path;
 use wick_format::{header_len_bytes, RawHeader};
 use wick_io::SourceFile;
 
-use super::tensor::{Stored, StoredTensor};
+use super::elements::Elements;
+use super::tensor::StoredTensor;
 use crate::ConvertError;
 
 /// Names and places of the tensors of `file`, `len` bytes on the disk.
@@ -35,15 +36,11 @@ pub(super) fn read(
             expected: header.data_end_bytes,
         });
     }
-    file.release(0..8 + header_len);
-    let tensors = header.tensors.into_iter().map(|(name, raw)| StoredTensor {
-        name,
-        stored: Stored {
-            dtype: raw.dtype,
-            // The file is mapped and as long as its header says, so offsets fit usize.
-            range: raw.offset_bytes as usize..(raw.offset_bytes + raw.len_bytes) as usize,
-        },
-        shape: raw.shape,
+    let tensors = header.tensors.into_iter().map(|(name, raw)| {
+        // The file is mapped and as long as its header says, so offsets fit usize.
+        let range = raw.offset_bytes as usize..(raw.offset_bytes + raw.len_bytes) as usize;
+        let elements = Elements::of(&raw.dtype, range.start);
+        StoredTensor::packed(name, elements, raw.shape, range)
     });
     Ok(tensors.collect())
 }
