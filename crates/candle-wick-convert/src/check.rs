@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use candle_wick::Activation;
 use wick_format::Dtype;
 
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, CONFIG_FILE};
 use crate::family::{family_of, Family, LayerSpec, ModelSpec, TensorNeed};
 use crate::source::{Shards, SourceFolder};
 use crate::{gguf, head, ConvertError, ConvertOptions};
@@ -37,6 +37,11 @@ impl Checkpoint {
         let found = Shards::find(path)?;
         let mut notes: Vec<String> = found.note().into_iter().collect();
         let (mut config, opened) = if found.is_gguf() {
+            if path.join(CONFIG_FILE).exists() {
+                notes.push(format!(
+                    "{CONFIG_FILE} is left out: the GGUF file has its own"
+                ));
+            }
             let (config, source) = gguf::open(&found)?;
             (config, Some(source))
         } else {
@@ -65,7 +70,11 @@ impl Checkpoint {
         let ffn = ffn_matrices(&spec);
         check_shapes(spec.resident.iter().chain(&ffn), &source)?;
         let dtype = ffn_dtype(&ffn, &source, options, &mut notes)?;
-        notes.extend(quantised_note(spec.resident.iter().chain(&ffn), &source, options));
+        notes.extend(quantised_note(
+            spec.resident.iter().chain(&ffn),
+            &source,
+            options,
+        ));
         let resident = with_dtypes(&spec.resident, &source, options)?;
         let ignored_tensors = ignored(&spec, &ffn, &source, &mut notes);
         let config_text = config.copied_text()?;

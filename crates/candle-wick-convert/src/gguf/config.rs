@@ -106,9 +106,15 @@ fn common(metadata: &Described<'_>, model: &Model) -> Result<Map<String, Value>,
     set("hidden_size", model.hidden.into());
     set("num_hidden_layers", metadata.size("block_count")?.into());
     set("num_attention_heads", model.heads.into());
-    set("max_position_embeddings", metadata.size("context_length")?.into());
+    set(
+        "max_position_embeddings",
+        metadata.size("context_length")?.into(),
+    );
     set("vocab_size", embedding.rows().into());
-    set("tie_word_embeddings", (!metadata.has("output.weight")).into());
+    set(
+        "tie_word_embeddings",
+        (!metadata.has("output.weight")).into(),
+    );
     set("rope_theta", theta.into());
     if let Some(scaling) = rope::scaling(metadata, model, theta)? {
         set("rope_scaling", scaling);

@@ -71,7 +71,9 @@ fn divisors(metadata: &Described<'_>, model: &Model) -> Result<Option<Vec<f64>>,
     let mut bytes = vec![0; 4 * pairs]; // as many as the tensor has elements
     source.read(tensor, 0..pairs, 0..1, Dtype::F32, &mut bytes)?;
     let values = bytes.as_chunks::<4>().0;
-    let values = values.iter().map(|value| f64::from(f32::from_le_bytes(*value)));
+    let values = values
+        .iter()
+        .map(|value| f64::from(f32::from_le_bytes(*value)));
     let values: Vec<f64> = values.collect();
     Ok(values.iter().any(|&value| value != 1.0).then_some(values))
 }

@@ -96,12 +96,15 @@ const PERSIMMON: Names = Names {
     ],
 };
 
+/// Names of parts, their rows, the rows' order.
+type Parts = Vec<(String, usize, RowOrder)>;
+
 /// What becomes of the tensors.
 pub(super) struct Moves {
     /// Name in the file, in the model, order of the rows.
     renamed: Vec<(String, String, RowOrder)>,
     /// Name in the file, parts in the model.
-    split: Vec<(String, Vec<(String, usize, RowOrder)>)>,
+    split: Vec<(String, Parts)>,
 }
 
 /// Finds out what the tensors of the file are; those that are unknown keep their names.
@@ -123,8 +126,11 @@ pub(super) fn moves(metadata: &Described<'_>, model: &Model) -> Moves {
         };
         if let Some((layer, part)) = layer_and_part(stem) {
             if metadata.architecture == Architecture::Phi2 && part == "attn_qkv" {
-                moves.split.push((name.to_string(), query_key_value(layer, kind, model)));
-            } else if let Some((_, current)) = names.parts.iter().find(|(known, _)| *known == part) {
+                moves
+                    .split
+                    .push((name.to_string(), query_key_value(layer, kind, model)));
+            } else if let Some((_, current)) = names.parts.iter().find(|(known, _)| *known == part)
+            {
                 let order = row_order(metadata.architecture, part, model);
                 let current = format!("{}.{layer}.{current}.{kind}", names.layers);
                 moves.renamed.push((name.to_string(), current, order));
@@ -138,7 +144,9 @@ pub(super) fn moves(metadata: &Described<'_>, model: &Model) -> Moves {
             _ => continue,
         };
         let current = format!("{current}.{kind}");
-        moves.renamed.push((name.to_string(), current, RowOrder::Same));
+        moves
+            .renamed
+            .push((name.to_string(), current, RowOrder::Same));
     }
     moves
 }
@@ -163,8 +171,11 @@ fn row_order(architecture: Architecture, part: &str, model: &Model) -> RowOrder 
 }
 
 /// The parts of phi2's fused matrix or bias, as `Wqkv` of the first uploads.
-fn query_key_value(layer: usize, kind: &str, model: &Model) -> Vec<(String, usize, RowOrder)> {
-    let (query, key) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
+fn query_key_value(layer: usize, kind: &str, model: &Model) -> Parts {
+    let (query, key) = (
+        model.heads * model.head_dim,
+        model.kv_heads * model.head_dim,
+    );
     let parts = [("q", 0, query), ("k", query, key), ("v", query + key, key)];
     let part = |(name, first, rows)| {
         let name = format!("{}.{layer}.self_attn.{name}_proj.{kind}", PHI2.layers);

@@ -180,7 +180,9 @@ mod tests {
     #[test]
     fn any_span_of_blocks_is_what_candle_makes_of_all() {
         let count = 3 * PIECE + 512;
-        let values: Vec<f32> = (0..count).map(|i| ((i * 37) % 1001) as f32 / 500.0 - 1.0).collect();
+        let values: Vec<f32> = (0..count)
+            .map(|i| ((i * 37) % 1001) as f32 / 500.0 - 1.0)
+            .collect();
         let tensor = Tensor::new(values, &Device::Cpu).unwrap();
         for kind in KINDS {
             let elements = Elements::of(kind, 32);
@@ -192,9 +194,18 @@ mod tests {
             let whole: Vec<f32> = whole.to_vec1().unwrap();
             let bytes = quantised.data().unwrap();
             assert_eq!(elements.byte_range(0..count), 0..bytes.len());
-            for span in [0..count, 0..1, 31..33, 255..257, 100..PIECE + 300, count - 5..count] {
+            for span in [
+                0..count,
+                0..1,
+                31..33,
+                255..257,
+                100..PIECE + 300,
+                count - 5..count,
+            ] {
                 let mut target = vec![0; span.len() * 4];
-                elements.read(&bytes, span.clone(), Dtype::F32, &mut target).unwrap();
+                elements
+                    .read(&bytes, span.clone(), Dtype::F32, &mut target)
+                    .unwrap();
                 let expected: Vec<u8> = whole[span].iter().flat_map(|v| v.to_le_bytes()).collect();
                 assert_eq!(target, expected, "{kind}");
             }
@@ -204,7 +215,8 @@ mod tests {
 
     #[test]
     fn doubles_become_floats_or_are_named() {
-        let bytes = |values: &[f64]| -> Vec<u8> { values.iter().flat_map(|v| v.to_le_bytes()).collect() };
+        let bytes =
+            |values: &[f64]| -> Vec<u8> { values.iter().flat_map(|v| v.to_le_bytes()).collect() };
         let mut target = [0; 8];
         let read = |values: &[f64], to, target: &mut [u8]| {
             Elements::F64.read(&bytes(values), 0..2, to, target)
@@ -212,6 +224,9 @@ mod tests {
         read(&[0.1, f64::INFINITY], Dtype::F32, &mut target).unwrap();
         assert_eq!(target[..4], 0.1f32.to_le_bytes());
         assert_eq!(read(&[1e300, 0.0], Dtype::F32, &mut target), Err(1e300));
-        assert_eq!(read(&[1.0, 70000.0], Dtype::F16, &mut target[..4]), Err(70000.0));
+        assert_eq!(
+            read(&[1.0, 70000.0], Dtype::F16, &mut target[..4]),
+            Err(70000.0)
+        );
     }
 }

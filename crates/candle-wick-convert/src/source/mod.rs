@@ -214,7 +214,10 @@ impl SourceFolder {
 /// The name without what a training framework put before it, as the family calls it now.
 fn current_name(stored: &str, rename: fn(&str) -> String) -> String {
     let mut name = stored;
-    while let Some(rest) = WRAPPERS.iter().find_map(|wrapper| name.strip_prefix(wrapper)) {
+    while let Some(rest) = WRAPPERS
+        .iter()
+        .find_map(|wrapper| name.strip_prefix(wrapper))
+    {
         name = rest;
     }
     rename(name)

@@ -135,7 +135,8 @@ impl Shards {
             .map_err(ConvertError::io(path, "read"))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if magic != b"GGUF" && !name.ends_with(Kind::Gguf.ending()) {
-            let problem = "is not a folder, and no GGUF file: give the folder with config.json and \
+            let problem =
+                "is not a folder, and no GGUF file: give the folder with config.json and \
                            all weight files";
             return Err(ConvertError::checkpoint(path, problem));
         }
@@ -343,6 +344,7 @@ mod tests {
             .collect();
         let torch = numbered_files(&present, Kind::Torch);
         assert_eq!(torch.len(), 1);
-        assert!(!numbered_files(&present, Kind::Safetensors).contains("adapter_model-00001-of-00001.safetensors"));
+        assert!(!numbered_files(&present, Kind::Safetensors)
+            .contains("adapter_model-00001-of-00001.safetensors"));
     }
 }

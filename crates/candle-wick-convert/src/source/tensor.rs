@@ -268,10 +268,7 @@ mod tests {
     #[test]
     fn rotary_pairs_become_halves() {
         let order = RowOrder::RotaryPairs { head_rows: 6 };
-        assert_eq!(
-            picked(order, 12),
-            [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
-        );
+        assert_eq!(picked(order, 12), [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
     }
 
     #[test]

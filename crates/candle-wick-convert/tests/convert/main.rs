@@ -4,6 +4,10 @@
 mod content;
 mod corrupt;
 mod folder;
+mod gguf;
+mod gguf_file;
 mod heads;
 mod resume;
 mod tiny;
+mod torch;
+mod torch_file;
