@@ -148,13 +148,16 @@ fn entry(
     limit: u64,
 ) -> Result<(String, Entry), CheckpointError> {
     let directory = |source| CheckpointError::Directory { source };
-    let file = zip.by_index_raw(index).map_err(directory)?;
-    let name = file.name().map_err(directory)?.into_owned();
-    let (size, stored_size) = (file.size(), file.compressed_size());
+    let name = zip.name_for_index(index).unwrap_or(Ok("".into()));
+    let name = name.map_err(directory)?.into_owned();
     let fail = |problem: String| CheckpointError::Entry {
         entry: name.clone(),
         problem,
     };
+    let file = zip
+        .by_index_raw(index)
+        .map_err(|source| fail(format!("has no readable header: {source}")))?;
+    let (size, stored_size) = (file.size(), file.compressed_size());
     let offset_bytes = file
         .data_start()
         .ok_or_else(|| fail("has no data".into()))?;
