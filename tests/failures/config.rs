@@ -27,6 +27,16 @@ const OPT_SIZES: [&str; 6] = [
     "max_position_embeddings",
 ];
 
+const PHI_SIZES: [&str; 7] = [
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+];
+
 /// Values that no size may have.
 fn absurd() -> [Value; 8] {
     let large = 1_000_000_000_000u64;
@@ -55,11 +65,32 @@ fn other_llama_values() -> Vec<(&'static str, Value)> {
         ("rope_scaling", json!({"rope_type": "linear", "factor": 0})),
         ("rope_scaling", json!(7)),
         ("head_dim", json!(3)),
-        ("hidden_act", json!("tanh")),
+        ("hidden_act", json!("geglu")),
         ("hidden_act", json!(7)),
         ("model_type", json!("gpt2")),
         ("model_type", json!(null)),
         ("tie_word_embeddings", json!("yes")),
+    ]
+}
+
+/// Values of Phi's and Persimmon's other keys.
+fn other_partly_rotary_values() -> Vec<(&'static str, Value)> {
+    vec![
+        ("layer_norm_eps", json!(0)),
+        ("layer_norm_eps", json!("small")),
+        ("rope_theta", json!(-1)),
+        ("partial_rotary_factor", json!(0)),
+        ("partial_rotary_factor", json!(-0.5)),
+        ("partial_rotary_factor", json!(1.5)),
+        ("partial_rotary_factor", json!(1e300)),
+        ("partial_rotary_factor", json!(0.07)),
+        ("partial_rotary_factor", json!("half")),
+        ("rope_scaling", json!({"type": "longrope", "factor": 4.0})),
+        ("rope_parameters", json!({"partial_rotary_factor": 3})),
+        ("rope_parameters", json!({"rope_theta": 0})),
+        ("qk_layernorm", json!("yes")),
+        ("tie_word_embeddings", json!(1)),
+        ("hidden_act", json!("swosh")),
     ]
 }
 
@@ -68,6 +99,8 @@ fn cases() -> Vec<(&'static str, &'static str, Value)> {
     for (name, keys) in [
         ("llama-2-silu", &LLAMA_SIZES[..]),
         ("opt-pre-ln", &OPT_SIZES),
+        ("phi-2", &PHI_SIZES),
+        ("persimmon", &LLAMA_SIZES[..5]),
     ] {
         for key in keys {
             cases.extend(absurd().map(|value| (name, *key, value)));
@@ -78,12 +111,16 @@ fn cases() -> Vec<(&'static str, &'static str, Value)> {
             .into_iter()
             .map(|(key, value)| ("llama-2-silu", key, value)),
     );
+    for name in ["phi-2", "persimmon"] {
+        let values = other_partly_rotary_values();
+        cases.extend(values.into_iter().map(|(key, value)| (name, key, value)));
+    }
     for (key, value) in [
         ("do_layer_norm_before", json!(false)),
         ("word_embed_proj_dim", json!(32)),
         ("_remove_final_layer_norm", json!(true)),
         ("layer_norm_elementwise_affine", json!(false)),
-        ("activation_function", json!("tanh")),
+        ("activation_function", json!("geglu")),
     ] {
         cases.push(("opt-pre-ln", key, value));
     }
@@ -114,7 +151,7 @@ fn with_config(folder: &Path, original: &Value, key: &str, value: &Value) {
 
 #[test]
 fn a_config_edited_after_the_conversion() {
-    for name in ["llama-2-silu", "opt-pre-ln"] {
+    for name in ["llama-2-silu", "opt-pre-ln", "phi-2", "persimmon"] {
         let folder = converted(&fixture(name));
         let original: Value =
             serde_json::from_slice(&fs::read(folder.path().join("config.json")).unwrap()).unwrap();

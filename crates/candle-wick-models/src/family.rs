@@ -12,6 +12,8 @@ use serde_json::Value;
 use crate::interrupt::Interrupt;
 use crate::llama::LlamaConfig;
 use crate::opt::OptConfig;
+use crate::persimmon::PersimmonConfig;
+use crate::phi::PhiConfig;
 
 /// A decoder with its weights in DRAM and on flash, for one sequence.
 pub trait CausalLm: Send + Sync {
@@ -65,9 +67,11 @@ pub(crate) fn parse_config(json: &Value) -> std::result::Result<Box<dyn ModelCon
     let config: Box<dyn ModelConfig> = match model_type.unwrap_or_default() {
         "llama" => parsed::<LlamaConfig>(json)?,
         "opt" => parsed::<OptConfig>(json)?,
+        "persimmon" => parsed::<PersimmonConfig>(json)?,
+        "phi" => parsed::<PhiConfig>(json)?,
         other => {
             return Err(format!(
-                "model_type \"{other}\" is not supported (llama and opt are)"
+                "model_type \"{other}\" is not supported (llama, opt, persimmon and phi are)"
             ))
         }
     };

@@ -5,5 +5,7 @@ mod content;
 mod corrupt;
 mod folder;
 mod heads;
+mod persimmon;
+mod phi;
 mod resume;
 mod tiny;
