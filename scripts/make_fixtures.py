@@ -16,9 +16,9 @@ but for legacy .bin files, in which torch calls storages by their addresses.
 Where transformers 4.44.2 cannot compute a variant, or computes it otherwise than newer releases, the entry says so
 and `model` bends it to what newer releases do.
 """
+
 import json
 import sys
-import types
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Callable, Optional
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers.activations import ACT2FN
 
 ROOT = Path(__file__).resolve().parent.parent / "tests" / "fixtures"
@@ -58,30 +59,74 @@ class Fixture:
 
 COMMON = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = COMMON | {
-    "bos_token_id": 1, "eos_token_id": 2, "num_key_value_heads": 2, "intermediate_size": 48, "hidden_act": "silu",
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
 }
 FAMILIES = {
-    "opt": ("OPTForCausalLM", COMMON | {
-        "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1, "ffn_dim": 96, "word_embed_proj_dim": 32,
-        "max_position_embeddings": 64, "activation_function": "relu", "do_layer_norm_before": True,
-    }),
-    "falcon": ("FalconForCausalLM", COMMON | {
-        "bos_token_id": 11, "eos_token_id": 11, "alibi": False, "bias": False, "multi_query": True,
-        "parallel_attn": True, "new_decoder_architecture": False, "layer_norm_epsilon": 1e-5,
-    }),
+    "opt": (
+        "OPTForCausalLM",
+        COMMON
+        | {
+            "bos_token_id": 2,
+            "eos_token_id": 2,
+            "pad_token_id": 1,
+            "ffn_dim": 96,
+            "word_embed_proj_dim": 32,
+            "max_position_embeddings": 64,
+            "activation_function": "relu",
+            "do_layer_norm_before": True,
+        },
+    ),
+    "falcon": (
+        "FalconForCausalLM",
+        COMMON
+        | {
+            "bos_token_id": 11,
+            "eos_token_id": 11,
+            "alibi": False,
+            "bias": False,
+            "multi_query": True,
+            "parallel_attn": True,
+            "new_decoder_architecture": False,
+            "layer_norm_epsilon": 1e-5,
+        },
+    ),
     "llama": ("LlamaForCausalLM", LLAMA),
     "mistral": ("MistralForCausalLM", LLAMA),
     "qwen2": ("Qwen2ForCausalLM", LLAMA),
-    "phi": ("PhiForCausalLM", COMMON | {
-        "bos_token_id": 1, "eos_token_id": 2, "intermediate_size": 128, "hidden_act": "gelu_new",
-        "max_position_embeddings": 64, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5,
-        "tie_word_embeddings": False,
-    }),
-    "persimmon": ("PersimmonForCausalLM", COMMON | {
-        "bos_token_id": 1, "eos_token_id": 2, "intermediate_size": 96, "hidden_act": "relu2",
-        "max_position_embeddings": 64, "layer_norm_eps": 1e-5, "tie_word_embeddings": False,
-    }),
+    "phi": (
+        "PhiForCausalLM",
+        COMMON
+        | {
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "intermediate_size": 128,
+            "hidden_act": "gelu_new",
+            "max_position_embeddings": 64,
+            "layer_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "persimmon": (
+        "PersimmonForCausalLM",
+        COMMON
+        | {
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "intermediate_size": 96,
+            "hidden_act": "relu2",
+            "max_position_embeddings": 64,
+            "layer_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+        },
+    ),
 }
 
 
@@ -101,18 +146,33 @@ def edit(drop=(), rename=None, **changes):
 # The configs of the first Falcon uploads: code in the repository, other key names, nothing that was not yet a choice.
 REFINED_WEB_NAMES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "num_kv_heads": "n_head_kv"}
 REFINED_WEB = {
-    "architectures": ["RWForCausalLM"], "apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0,
-    "hidden_dropout": 0.0, "initializer_range": 0.02, "use_cache": True,
+    "architectures": ["RWForCausalLM"],
+    "apply_residual_connection_post_layernorm": False,
+    "attention_dropout": 0.0,
+    "hidden_dropout": 0.0,
+    "initializer_range": 0.02,
+    "use_cache": True,
 }
 # What Phi's configs were before transformers had the model.
 PHI_MSFT_NAMES = {
-    "hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
-    "max_position_embeddings": "n_positions", "hidden_act": "activation_function",
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
+    "hidden_act": "activation_function",
     "layer_norm_eps": "layer_norm_epsilon",
 }
 PHI_MSFT = {
-    "n_head_kv": None, "n_inner": None, "rotary_dim": 4, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.1,
-    "flash_attn": False, "flash_rotary": False, "fused_dense": False, "initializer_range": 0.02,
+    "n_head_kv": None,
+    "n_inner": None,
+    "rotary_dim": 4,
+    "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.1,
+    "flash_attn": False,
+    "flash_rotary": False,
+    "fused_dense": False,
+    "initializer_range": 0.02,
 }
 PHI_NEW_KEYS = ("intermediate_size", "partial_rotary_factor")
 
@@ -145,7 +205,7 @@ def with_inv_freq(tensors, config):
     dim = config["hidden_size"] // config["num_attention_heads"]
     inv_freq = 1 / 10000 ** (torch.arange(0, dim, 2) / dim)
     layers = range(config["num_hidden_layers"])
-    return tensors | {f"model.layers.{n}.self_attn.rotary_emb.inv_freq": inv_freq for n in layers}
+    return tensors | {f"model.layers.{n}.self_attn.rotary_emb.inv_freq": inv_freq.clone() for n in layers}
 
 
 def fuse_qkv(tensors, config, name, interleaved):
@@ -169,9 +229,13 @@ def fuse_qkv(tensors, config, name, interleaved):
 def phi_msft(tensors, config):
     tensors = fuse_qkv(tensors, config, "Wqkv", interleaved=False)
     return renamed(
-        ("model.embed_tokens", "transformer.embd.wte"), ("lm_head", "lm_head.linear"),
-        ("model.final_layernorm", "lm_head.ln"), ("model.layers", "transformer.h"), ("input_layernorm", "ln"),
-        ("self_attn.dense", "mixer.out_proj"), ("self_attn", "mixer"),
+        ("model.embed_tokens", "transformer.embd.wte"),
+        ("lm_head", "lm_head.linear"),
+        ("model.final_layernorm", "lm_head.ln"),
+        ("model.layers", "transformer.h"),
+        ("input_layernorm", "ln"),
+        ("self_attn.dense", "mixer.out_proj"),
+        ("self_attn", "mixer"),
     )(tensors, config)
 
 
@@ -182,7 +246,7 @@ def phi_sequential(tensors, config):
     for name, tensor in phi_msft(tensors, config).items():
         name = name.replace("transformer.embd", "layers.0").replace("lm_head", f"layers.{last}")
         if name.startswith("transformer.h."):
-            layer, rest = name[len("transformer.h."):].split(".", 1)
+            layer, rest = name[len("transformer.h.") :].split(".", 1)
             name = f"layers.{int(layer) + 1}.{rest}"
         out[name] = tensor
     return out
@@ -234,16 +298,14 @@ def norm_per_head(model):
 def window_upper_layers(model):
     """4.44.2 has Qwen2's window in flash attention alone; newer releases have it in every implementation, in the
     layers from `max_window_layers` on."""
-    config = model.config
-    for index, layer in enumerate(model.model.layers):
-        if index >= config.max_window_layers:
-            def forward(self, hidden, attention_mask, whole=layer.forward, **options):
-                size = hidden.shape[1]
-                old = torch.tril(torch.ones(size, size), -config.sliding_window).bool()
-                masked = attention_mask.clone().masked_fill(old, torch.finfo(hidden.dtype).min)
-                return whole(hidden, attention_mask=masked, **options)
+    window = model.config.sliding_window
+    for layer in model.model.layers[model.config.max_window_layers :]:
 
-            layer.forward = types.MethodType(forward, layer)
+        def windowed(hidden, attention_mask, whole=layer.forward, **options):
+            left = torch.ones(attention_mask.shape[-2:]).tril(-window).bool()
+            return whole(hidden, attention_mask=attention_mask.masked_fill(left, -torch.inf), **options)
+
+        layer.forward = windowed
 
 
 class FatRelu(torch.nn.Module):
@@ -254,10 +316,13 @@ class FatRelu(torch.nn.Module):
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
-def safetensors(folder, tensors):
-    from safetensors.torch import save_file
+def save_safetensors(tensors, path):
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
 
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+def safetensors(folder, tensors):
+    save_safetensors(tensors, folder / "model.safetensors")
 
 
 def halves(tensors):
@@ -282,35 +347,26 @@ def shards(stem, extension, save):
     return write
 
 
-def two_safetensors(folder, tensors):
-    from safetensors.torch import save_file
-
-    shards("model", "safetensors", save_file)(folder, tensors)
+def biases_in_one_storage(tensors):
+    biases = {name: tensor for name, tensor in tensors.items() if name.endswith(".bias")}
+    slices = torch.cat(list(biases.values())).split([bias.numel() for bias in biases.values()])
+    return tensors | dict(zip(biases, slices))
 
 
 def legacy_bin(folder, tensors):
-    """The format before the zip archives; the tied head is the embedding's storage once more."""
-    embedding = next(name for name in tensors if "embed_tokens" in name)
-    tensors = tensors | {"lm_head.weight": tensors[embedding]}
+    """The format before the zip archives, with slices of one storage."""
+    tensors = biases_in_one_storage(tensors)
     torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
 
 
-def bin_of_views(folder, tensors):
+def state_dict_bin(folder, tensors):
     """A zip archive as `state_dict()` and training scripts leave it: an ordered dict with `_metadata`, parameters,
-    and all biases as slices of one storage."""
-    biases = {name: tensor for name, tensor in tensors.items() if name.endswith(".bias")}
-    one, start = torch.cat([bias.flatten() for bias in biases.values()]), 0
-    module = torch.nn.Linear(1, 1)
-    state = module.state_dict()
+    slices of one storage, and a tied head in the embedding's storage."""
+    state = torch.nn.Linear(1, 1).state_dict()
     state.clear()
-    for name, tensor in tensors.items():
-        if name in biases:
-            state[name] = one[start:start + tensor.numel()]
-            start += tensor.numel()
-        elif "fc1" in name:
-            state[name] = torch.nn.Parameter(tensor, requires_grad=False)
-        else:
-            state[name] = tensor
+    for name, tensor in biases_in_one_storage(tensors).items():
+        state[name] = torch.nn.Parameter(tensor, requires_grad=False) if "fc1" in name else tensor
+    state["lm_head.weight"] = state["model.decoder.embed_tokens.weight"]
     torch.save(state, folder / "pytorch_model.bin")
 
 
@@ -334,176 +390,266 @@ def bin_with_leftovers(folder, tensors):
 
 FIXTURES = {
     "opt-no-bias-no-affine": Fixture(
-        "opt", "`enable_bias` and `layer_norm_elementwise_affine` false",
+        "opt",
+        "`enable_bias` and `layer_norm_elementwise_affine` false",
         {"enable_bias": False, "layer_norm_elementwise_affine": False, "tie_word_embeddings": True},
     ),
     "opt-gelu-own-head": Fixture(
-        "opt", "GELU, `tie_word_embeddings` false, f16",
-        {"activation_function": "gelu", "tie_word_embeddings": False}, F16,
+        "opt", "GELU (erf), `tie_word_embeddings` false", {"activation_function": "gelu", "tie_word_embeddings": False}
     ),
-    "opt-no-final-norm": Fixture("opt", "`_remove_final_layer_norm` true, f16", {"_remove_final_layer_norm": True}, F16),
+    "opt-no-final-norm": Fixture(
+        "opt", "`_remove_final_layer_norm` true, f16", {"_remove_final_layer_norm": True}, F16
+    ),
     "opt-post-ln-unprojected": Fixture(
-        "opt", "post-LN as opt-350m, but embeddings as wide as the model; f16", {"do_layer_norm_before": False}, F16,
+        "opt", "post-LN as opt-350m, but embeddings as wide as the model; f16", {"do_layer_norm_before": False}, F16
     ),
     "opt-pre-ln-projected": Fixture(
-        "opt", "pre-LN with project_in and project_out, f16", {"word_embed_proj_dim": 16}, F16,
+        "opt", "pre-LN with project_in and project_out, f16", {"word_embed_proj_dim": 16}, F16
     ),
     "opt-legacy-f16-bin": Fixture(
-        "opt", "a `.bin` from before the zip archives, `decoder.` names, the head sharing the embedding's storage",
-        {}, F16, edit(drop=("word_embed_proj_dim",)), tensors=renamed(("model.decoder.", "decoder.")), write=legacy_bin,
+        "opt",
+        "a `.bin` from before the zip archives, `decoder.` names, slices of one storage, fewer keys in the config",
+        {},
+        F16,
+        edit(drop=("word_embed_proj_dim",)),
+        tensors=renamed(("model.decoder.", "decoder.")),
+        write=legacy_bin,
     ),
     "opt-bf16-bin": Fixture(
-        "opt", "a zip `.bin` in bf16: parameters, slices of one storage, `_metadata`", {}, BF16, write=bin_of_views,
+        "opt",
+        "a zip `.bin` in bf16: parameters, slices of one storage, a tied head in the embedding's, `_metadata`",
+        {},
+        BF16,
+        write=state_dict_bin,
     ),
-
     "falcon-alibi-multi-query-parallel": Fixture(
-        "falcon", "ALiBi in a parallel multi-query block, six heads (slopes that bf16 rounds), an FFN of 2h; f16",
-        {"alibi": True, "num_attention_heads": 6, "hidden_size": 48, "ffn_hidden_size": 96}, F16,
+        "falcon",
+        "ALiBi in a parallel multi-query block, six heads (slopes that bf16 rounds), an FFN of 2h; f16",
+        {"alibi": True, "num_attention_heads": 6, "hidden_size": 48, "ffn_hidden_size": 96},
+        F16,
     ),
     "falcon-alibi-new-architecture": Fixture(
-        "falcon", "ALiBi in the new decoder architecture, f16",
-        {"alibi": True, "new_decoder_architecture": True, "num_kv_heads": 2}, F16,
+        "falcon",
+        "ALiBi in the new decoder architecture, f16",
+        {"alibi": True, "new_decoder_architecture": True, "num_kv_heads": 2},
+        F16,
     ),
     "falcon-bias-multi-query": Fixture("falcon", "the 7B shape with biases, f16", {"bias": True}, F16),
     "falcon-multi-head-parallel": Fixture(
-        "falcon", "rotary, a parallel block, q, k and v interleaved by head", {"multi_query": False},
+        "falcon", "rotary, a parallel block, q, k and v interleaved by head", {"multi_query": False}
     ),
     "falcon-multi-head-sequential-bias": Fixture(
-        "falcon", "rotary, a sequential block with biases, q, k and v interleaved by head; f16",
-        {"multi_query": False, "parallel_attn": False, "bias": True}, F16,
+        "falcon",
+        "rotary, a sequential block with biases, q, k and v interleaved by head; f16",
+        {"multi_query": False, "parallel_attn": False, "bias": True},
+        F16,
     ),
     "falcon-multi-query-sequential": Fixture(
-        "falcon", "rotary, a sequential multi-query block, an FFN of 3h", {"parallel_attn": False, "ffn_hidden_size": 96},
+        "falcon",
+        "rotary, a sequential multi-query block, an FFN of 3h",
+        {"parallel_attn": False, "ffn_hidden_size": 96},
     ),
     "falcon-alibi-multi-query-sequential": Fixture(
-        "falcon", "ALiBi, a sequential multi-query block without biases; f16", {"alibi": True, "parallel_attn": False}, F16,
+        "falcon",
+        "ALiBi, a sequential multi-query block without biases; f16",
+        {"alibi": True, "parallel_attn": False},
+        F16,
     ),
     "falcon-alibi-multi-head-parallel": Fixture(
-        "falcon", "ALiBi, a parallel block, q, k and v interleaved by head; f16", {"alibi": True, "multi_query": False}, F16,
+        "falcon",
+        "ALiBi, a parallel block, q, k and v interleaved by head; f16",
+        {"alibi": True, "multi_query": False},
+        F16,
     ),
     "falcon-new-architecture-one-norm": Fixture(
-        "falcon", "grouped queries and one norm, as falcon-11B; bf16",
-        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}, BF16,
+        "falcon",
+        "grouped queries and one norm, as falcon-11B; bf16",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+        BF16,
     ),
     "falcon-new-architecture-multi-head": Fixture(
-        "falcon", "the new architecture with as many key heads as heads, biases; f16",
-        {"new_decoder_architecture": True, "num_kv_heads": 4, "bias": True}, F16,
+        "falcon",
+        "the new architecture with as many key heads as heads, biases; f16",
+        {"new_decoder_architecture": True, "num_kv_heads": 4, "bias": True},
+        F16,
     ),
     "falcon-rope-linear": Fixture(
-        "falcon", "`rope_scaling` linear, f16", {"rope_scaling": {"type": "linear", "factor": 4.0}}, F16,
+        "falcon", "`rope_scaling` linear, f16", {"rope_scaling": {"type": "linear", "factor": 4.0}}, F16
     ),
     "falcon-own-head": Fixture("falcon", "`tie_word_embeddings` false, f16", {"tie_word_embeddings": False}, F16),
     "falcon-old-refined-web-model": Fixture(
-        "falcon", "the first falcon-7b config (`RefinedWebModel`), a stored copy of the tied head; bf16",
-        {}, BF16, edit(
-            drop=("new_decoder_architecture",), rename=REFINED_WEB_NAMES, model_type="RefinedWebModel", **REFINED_WEB,
-        ), tensors=with_head,
+        "falcon",
+        "the first falcon-7b config (`RefinedWebModel`), a stored copy of the tied head; bf16",
+        {},
+        BF16,
+        edit(drop=("new_decoder_architecture",), rename=REFINED_WEB_NAMES, model_type="RefinedWebModel", **REFINED_WEB),
+        tensors=with_head,
     ),
     "falcon-old-refined-web": Fixture(
-        "falcon", "the first falcon-40b config (`RefinedWeb`): nothing says new architecture but its name and n_head_kv",
-        {"new_decoder_architecture": True, "num_kv_heads": 2}, BF16, edit(
-            drop=("new_decoder_architecture", "multi_query"), rename=REFINED_WEB_NAMES, model_type="RefinedWeb",
+        "falcon",
+        "the first falcon-40b config (`RefinedWeb`): nothing says new architecture but its name and n_head_kv",
+        {"new_decoder_architecture": True, "num_kv_heads": 2},
+        BF16,
+        edit(
+            drop=("new_decoder_architecture", "multi_query"),
+            rename=REFINED_WEB_NAMES,
+            model_type="RefinedWeb",
             **REFINED_WEB,
         ),
     ),
     "falcon-old-refined-web-alibi": Fixture(
-        "falcon", "the first falcon-rw-1b config: `RefinedWebModel`, ALiBi, biases, sequential; bf16",
-        {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False}, BF16, edit(
-            drop=("new_decoder_architecture",), rename=REFINED_WEB_NAMES, model_type="RefinedWebModel", **REFINED_WEB,
-        ),
+        "falcon",
+        "the first falcon-rw-1b config: `RefinedWebModel`, ALiBi, biases, sequential; bf16",
+        {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
+        BF16,
+        edit(drop=("new_decoder_architecture",), rename=REFINED_WEB_NAMES, model_type="RefinedWebModel", **REFINED_WEB),
     ),
     "falcon-relu-by-option": Fixture(
-        "falcon", "as ReluFalcon-40B: ReLU that the config does not mention, f32 `.bin` shards of tensors with attributes",
-        {"new_decoder_architecture": True, "num_kv_heads": 2, "activation": "relu", "ffn_hidden_size": 64}, F32,
-        edit(drop=("activation",)), write=two_bins_with_attributes, convert={"activation": "relu"},
+        "falcon",
+        "as ReluFalcon-40B: ReLU that the config does not mention, f32 `.bin` shards of tensors with attributes",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "activation": "relu", "ffn_hidden_size": 64},
+        F32,
+        edit(drop=("activation",)),
+        write=two_bins_with_attributes,
+        convert={"activation": "relu"},
     ),
-
     "phi-msft": Fixture(
-        "phi", "the `phi-msft` config and names with a fused Wqkv, f16", {}, F16,
-        edit(drop=PHI_NEW_KEYS, rename=PHI_MSFT_NAMES, model_type="phi-msft", **PHI_MSFT), tensors=phi_msft,
+        "phi",
+        "the `phi-msft` config and names with a fused Wqkv, f16",
+        {},
+        F16,
+        edit(drop=PHI_NEW_KEYS, rename=PHI_MSFT_NAMES, model_type="phi-msft", **PHI_MSFT),
+        tensors=phi_msft,
     ),
     "phi-mixformer-sequential": Fixture(
-        "phi", "the first phi-1.5 upload: sequential names, a `.bin` among files that are not weights; f16", {}, F16,
+        "phi",
+        "the first phi-1.5 upload: sequential names, a `.bin` among files that are not weights; f16",
+        {},
+        F16,
         edit(
-            drop=PHI_NEW_KEYS, rename=PHI_MSFT_NAMES, model_type="mixformer-sequential",
+            drop=PHI_NEW_KEYS,
+            rename=PHI_MSFT_NAMES,
+            model_type="mixformer-sequential",
             architectures=["MixFormerSequentialForCausalLM"],
-            architecture={"block_cls": "parallel", "mixer": {}, "mlp": {"mlp_cls": "mlp"}}, **PHI_MSFT,
-        ), tensors=phi_sequential, write=bin_with_leftovers,
+            architecture={"block_cls": "parallel", "mixer": {}, "mlp": {"mlp_cls": "mlp"}},
+            **PHI_MSFT,
+        ),
+        tensors=phi_sequential,
+        write=bin_with_leftovers,
     ),
     "phi-fused-query-key-value": Fixture(
-        "phi", "the release between: today's names, but q, k and v fused and interleaved by head; f16", {}, F16,
+        "phi",
+        "the release between: today's names, but q, k and v fused and interleaved by head; f16",
+        {},
+        F16,
         tensors=lambda tensors, config: fuse_qkv(tensors, config, "query_key_value", interleaved=True),
     ),
     "phi-qk-layernorm": Fixture(
-        "phi", "`qk_layernorm` true, f16", {"qk_layernorm": True, "intermediate_size": 64}, F16, model=norm_per_head,
+        "phi",
+        "`qk_layernorm` true, f16",
+        {"qk_layernorm": True, "intermediate_size": 64},
+        F16,
+        model=norm_per_head,
         tensors=renamed(("layernorm.norm.", "layernorm.")),
     ),
-    "phi-grouped-query": Fixture("phi", "fewer key heads than heads", {"num_key_value_heads": 2, "intermediate_size": 64}),
+    "phi-grouped-query": Fixture(
+        "phi", "fewer key heads than heads", {"num_key_value_heads": 2, "intermediate_size": 64}
+    ),
     "phi-f16-overflow": Fixture(
-        "phi", "f16, scores beyond what f16 holds", {"intermediate_size": 64}, F16, model=overflow_f16,
+        "phi", "f16, scores beyond what f16 holds", {"intermediate_size": 64}, F16, model=overflow_f16
     ),
     "phi-relu": Fixture("phi", "`hidden_act` relu", {"hidden_act": "relu", "intermediate_size": 96}),
-
     "persimmon-no-qk-layernorm": Fixture(
-        "persimmon", "`qk_layernorm` false, three quarters rotary",
+        "persimmon",
+        "`qk_layernorm` false, three quarters rotary",
         {"qk_layernorm": False, "partial_rotary_factor": 0.75, "rope_theta": 10000.0},
     ),
     "persimmon-defaults": Fixture(
-        "persimmon", "no `partial_rotary_factor`, no `rope_theta`, no `qk_layernorm`: the family's defaults; bf16 `.bin`",
-        {}, BF16, write=lambda folder, tensors: torch.save(tensors, folder / "pytorch_model.bin"),
+        "persimmon",
+        "no `partial_rotary_factor`, no `rope_theta`, no `qk_layernorm`: the family's defaults; bf16 `.bin`",
+        {},
+        BF16,
+        write=lambda folder, tensors: torch.save(tensors, folder / "pytorch_model.bin"),
     ),
-
     "llama-biases": Fixture(
-        "llama", "`attention_bias` and `mlp_bias` true, ReLU", {"attention_bias": True, "mlp_bias": True, "hidden_act": "relu"},
+        "llama",
+        "`attention_bias` and `mlp_bias` true, ReLU",
+        {"attention_bias": True, "mlp_bias": True, "hidden_act": "relu"},
     ),
     # 4.44.2's Llama has no head_dim; Mistral without a window is the same model with one.
     "llama-head-dim": Fixture(
-        "mistral", "`head_dim` other than hidden/heads", {"head_dim": 16, "sliding_window": None},
+        "mistral",
+        "`head_dim` other than hidden/heads",
+        {"head_dim": 16, "sliding_window": None},
         stored=edit(drop=("sliding_window",), model_type="llama", architectures=["LlamaForCausalLM"]),
     ),
     "llama-rope-linear": Fixture(
-        "llama", "`rope_scaling` linear by its old key `type`, f16", {"rope_scaling": {"type": "linear", "factor": 4.0}}, F16,
+        "llama",
+        "`rope_scaling` linear by its old key `type`, f16",
+        {"rope_scaling": {"type": "linear", "factor": 4.0}},
+        F16,
     ),
     "llama-rope-dynamic": Fixture(
-        "llama", "`rope_scaling` dynamic inside `max_position_embeddings`, where it changes nothing; f16",
-        {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, F16,
+        "llama",
+        "`rope_scaling` dynamic inside `max_position_embeddings`, where it changes nothing; f16",
+        {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+        F16,
     ),
-    "llama-gelu": Fixture("llama", "`hidden_act` gelu, multi-query; f16", {"hidden_act": "gelu", "num_key_value_heads": 1}, F16),
+    "llama-gelu": Fixture(
+        "llama", "`hidden_act` gelu, multi-query; f16", {"hidden_act": "gelu", "num_key_value_heads": 1}, F16
+    ),
     "llama-oldest": Fixture(
-        "llama", "an early file: stored inv_freq, and a config without num_key_value_heads, rope_theta, tie_word_embeddings",
-        {"num_key_value_heads": 4, "rms_norm_eps": 1e-6}, F16, edit(
-            drop=("num_key_value_heads", "tie_word_embeddings"), initializer_range=0.02, max_sequence_length=64,
-        ), tensors=with_inv_freq,
+        "llama",
+        "an early file: stored inv_freq, and a config without num_key_value_heads, rope_theta, tie_word_embeddings",
+        {"num_key_value_heads": 4, "rms_norm_eps": 1e-6},
+        F16,
+        edit(drop=("num_key_value_heads", "tie_word_embeddings"), initializer_range=0.02, max_sequence_length=64),
+        tensors=with_inv_freq,
     ),
     "llama-tied-duplicate-head": Fixture(
-        "llama", "`tie_word_embeddings` true and a stored copy of the head; f16", {"tie_word_embeddings": True}, F16,
+        "llama",
+        "`tie_word_embeddings` true and a stored copy of the head; f16",
+        {"tie_word_embeddings": True},
+        F16,
         tensors=with_head,
     ),
     "llama-bf16-rope-parameters": Fixture(
-        "llama", "bf16; `rope_theta` inside the newer key `rope_parameters`", {"rope_theta": 500.0}, BF16,
+        "llama",
+        "bf16; `rope_theta` inside the newer key `rope_parameters`",
+        {"rope_theta": 500.0},
+        BF16,
         edit(drop=("rope_theta",), rope_parameters={"rope_type": "default", "rope_theta": 500.0}, dtype="bfloat16"),
     ),
     "llama-mixed-dtypes": Fixture(
-        "llama", "f32, bf16 and f16 tensors in two shards", {"hidden_act": "relu"}, F32, model=round_mixed,
-        tensors=mixed_dtypes, write=two_safetensors,
+        "llama",
+        "f32, bf16 and f16 tensors in two shards",
+        {"hidden_act": "relu"},
+        F32,
+        model=round_mixed,
+        tensors=mixed_dtypes,
+        write=shards("model", "safetensors", save_safetensors),
     ),
     # transformers has no fatrelu.
     "sparsellama-fatrelu": Fixture(
-        "llama", f"`sparsellama` with `fatrelu`; the threshold is {FATRELU_THRESHOLD}, so that it matters",
-        {"hidden_act": "fatrelu"}, F32, edit(
-            model_type="sparsellama", architectures=["SparseLlamaForCausalLM"], hidden_act_param=FATRELU_THRESHOLD,
-        ),
+        "llama",
+        f"`sparsellama` with `fatrelu`; the threshold is {FATRELU_THRESHOLD}, so that it matters",
+        {"hidden_act": "fatrelu"},
+        F32,
+        edit(model_type="sparsellama", architectures=["SparseLlamaForCausalLM"], hidden_act_param=FATRELU_THRESHOLD),
     ),
     "mistral-sliding-window": Fixture("mistral", "a window of 8 tokens", {"sliding_window": 8}),
     "mistral-no-window": Fixture("mistral", "`sliding_window` null, f16", {"sliding_window": None}, F16),
     "qwen2": Fixture(
-        "qwen2", "biases at q, k and v alone, a window that is switched off; f16",
-        {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 1}, F16,
+        "qwen2",
+        "biases at q, k and v alone, a window that is switched off; f16",
+        {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 1},
+        F16,
     ),
     "qwen2-sliding-window": Fixture(
-        "qwen2", "a window of 8 tokens in the layers from `max_window_layers` on", {
-            "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1,
-        }, model=window_upper_layers,
+        "qwen2",
+        "a window of 8 tokens in the layers from `max_window_layers` on",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+        model=window_upper_layers,
     ),
 }
 
@@ -550,9 +696,11 @@ def compute(model, generator):
         margin = min(margin, (values[0] - values[1]).item())
         greedy.append(best[0].item())
     return {
-        "ids": ids, "logprobs": [round(value, 7) for value in picked],
+        "ids": ids,
+        "logprobs": [round(value, 7) for value in picked],
         "last_logits": [round(value, 7) for value in all_logits[-1].tolist()],
-        "greedy": greedy, "greedy_margin_min": round(margin, 7),
+        "greedy": greedy,
+        "greedy_margin_min": round(margin, 7),
     }
 
 
@@ -604,6 +752,7 @@ def main():
         for name, fixture in FIXTURES.items():
             print(f"| `{name}` | {fixture.purpose} |")
         return
+    transformers.logging.set_verbosity_error()
     ACT2FN["fatrelu"] = FatRelu
     with torch.no_grad():
         for name in sys.argv[1:] or FIXTURES:
