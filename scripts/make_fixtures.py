@@ -371,10 +371,15 @@ def state_dict_bin(folder, tensors):
 
 
 def two_bins_with_attributes(folder, tensors):
-    """Shards in which every tensor is pickled with its attributes, so through `_rebuild_from_type_v2`."""
-    for tensor in tensors.values():
-        tensor.note = "relu"
+    """Shards whose tensors have attributes, which newer torch pickles through `_rebuild_from_type_v2`."""
+
+    def reduce(tensor, protocol):
+        parts = tensor._reduce_ex_internal(protocol)
+        return torch._tensor._rebuild_from_type_v2, (parts[0], torch.Tensor, parts[1], {"note": "relu"})
+
+    torch.Tensor.__reduce_ex__, plain = reduce, torch.Tensor.__reduce_ex__
     shards("pytorch_model", "bin", torch.save)(folder, tensors)
+    torch.Tensor.__reduce_ex__ = plain
 
 
 def bin_with_leftovers(folder, tensors):
