@@ -17,6 +17,7 @@ Where transformers 4.44.2 cannot compute a variant, or computes it otherwise tha
 and `model` bends it to what newer releases do.
 """
 
+import copy
 import json
 import sys
 import zlib
@@ -596,8 +597,8 @@ FIXTURES = {
     ),
     "llama-rope-dynamic": Fixture(
         "llama",
-        "`rope_scaling` dynamic inside `max_position_embeddings`, where it changes nothing; f16",
-        {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+        "`rope_scaling` dynamic inside `max_position_embeddings`, where it changes nothing; both `type` and `rope_type`; f16",
+        {"rope_scaling": {"type": "dynamic", "rope_type": "dynamic", "factor": 4.0}},
         F16,
     ),
     "llama-gelu": Fixture(
@@ -667,7 +668,7 @@ def build(fixture, seed):
     architecture, base = FAMILIES[fixture.family]
     config = base | fixture.config
     cls = getattr(transformers, architecture)
-    model_config = cls.config_class(**config)
+    model_config = cls.config_class(**copy.deepcopy(config))
     torch.manual_seed(seed)
     model = cls._from_config(model_config, attn_implementation="eager").eval()
     for name, parameter in model.named_parameters():
