@@ -1,7 +1,9 @@
 //! `wick convert`: a checkpoint in, a folder out. One that is not here is downloaded first.
 
+use std::panic;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::thread;
 
 use anyhow::{bail, ensure, Result};
 use candle_wick::{HumanBytes, Memory};
@@ -112,6 +114,13 @@ impl ConvertArgs {
     }
 
     fn download(&self, name: &str) -> Result<HubModel> {
+        // A panic there becomes an error: one sentence is enough.
+        let hook = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if thread::current().name() != Some(hub::THREAD_NAME) {
+                hook(info);
+            }
+        }));
         let bar = progress_bar(self.quiet);
         let on_progress = |progress: DownloadProgress<'_>| {
             if bar.message() != progress.file {

@@ -25,6 +25,13 @@ fn gated_models_and_tokens() {
         token_path.to_str().unwrap(),
     ];
     place.convert(&server, &[]).is_refusal(&parts);
+    server.behave(Behaviour {
+        token: Some("hf_good"),
+        is_list_open: true,
+        ..Behaviour::default()
+    });
+    let parts = [&page, "config.json", "401", "without a token", "licence"];
+    place.convert(&server, &[]).is_refusal(&parts);
     let mut command = place.command(&server.endpoint(), &[]);
     let wrong = said(command.env("HF_TOKEN", "hf_bad"));
     wrong.is_refusal(&["401", "with the token in use", "licence"]);
@@ -47,6 +54,12 @@ fn without_a_network() {
     let server = serve("opt-pre-ln", &[], &[]);
     let place = Place::new();
     place.convert(&server, &[]).is_success();
+    server.behave(Behaviour {
+        status: Some(502),
+        ..Behaviour::default()
+    });
+    let said_broken = place.convert(&server, &[]);
+    assert!(said_broken.is_success().stdout.contains("out of reach"));
     let (endpoint, etag) = (server.endpoint(), server.etag(WEIGHTS));
     drop(server);
     fs::remove_dir_all(place.out()).unwrap();
@@ -77,7 +90,7 @@ fn without_a_network() {
 fn odd_answers() {
     let server = serve("opt-pre-ln", &[], &[]);
     let well = Behaviour::default;
-    let cases: [(Behaviour, &[&str]); 6] = [
+    let cases: [(Behaviour, &[&str]); 7] = [
         (
             Behaviour {
                 is_html: true,
@@ -102,6 +115,13 @@ fn odd_answers() {
                 ..well()
             },
             &["HTTP Range", "config.json", "by other means"],
+        ),
+        (
+            Behaviour {
+                leads_nowhere: true,
+                ..well()
+            },
+            &["does not answer as the hub does (location"],
         ),
         (
             Behaviour {

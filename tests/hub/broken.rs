@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::server::Behaviour;
-use super::{serve, starts, Place, WEIGHTS};
+use super::{said, serve, starts, Place, WEIGHTS};
 use crate::support::fixture;
 
 #[test]
@@ -25,6 +25,43 @@ fn a_broken_download_goes_on() {
     place.convert(&server, &[]).is_success();
     assert_eq!(starts(&server.asked(), WEIGHTS), [200_000]);
     place.is_conversion_of(&fixture("opt-pre-ln"));
+}
+
+#[test]
+fn a_download_that_stalls_is_given_up_and_goes_on() {
+    let server = serve("opt-pre-ln", &[], &[]);
+    let place = Place::new();
+    server.behave(Behaviour {
+        cut_bytes: Some(100_000),
+        is_silent: true,
+        ..Behaviour::default()
+    });
+    let mut command = place.command(&server.endpoint(), &[]);
+    let stalled = said(command.env("HF_HUB_DOWNLOAD_TIMEOUT", "1"));
+    stalled.is_refusal(&["sent nothing for 1 s", "it goes on where this one stopped"]);
+    server.behave(Behaviour::default());
+    server.asked();
+    place.convert(&server, &[]).is_success();
+    assert_eq!(starts(&server.asked(), WEIGHTS), [100_000]);
+    place.is_conversion_of(&fixture("opt-pre-ln"));
+}
+
+#[test]
+fn a_file_that_another_process_downloads() {
+    let server = serve("opt-pre-ln", &[], &[]);
+    let place = Place::new();
+    fs::create_dir_all(place.cached("blobs")).unwrap();
+    let path = place.cached(&format!("blobs/{}.lock", server.etag(WEIGHTS)));
+    let lock = fs::File::create(&path).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let parts = [
+        "another process",
+        path.to_str().unwrap(),
+        "wait until it is done",
+    ];
+    place.convert(&server, &[]).is_refusal(&parts);
+    drop(lock);
+    place.convert(&server, &[]).is_success();
 }
 
 #[test]
@@ -132,4 +169,15 @@ fn a_full_disk() {
     assert!(unmounted.success());
     let cache = place.home().join("hub");
     said.is_refusal(&["no room", WEIGHTS, cache.to_str().unwrap(), "HF_HOME"]);
+}
+
+#[test]
+fn a_cache_that_cannot_be_written() {
+    let server = serve("opt-pre-ln", &[], &[]);
+    let place = Place::new();
+    let file = place.root.path().join("file");
+    fs::write(&file, "x").unwrap();
+    let mut command = place.command(&server.endpoint(), &[]);
+    said(command.env("HF_HOME", &file)).is_refusal(&[file.to_str().unwrap(), "HF_HOME"]);
+    assert_eq!(fs::read(&file).unwrap(), b"x");
 }

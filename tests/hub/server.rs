@@ -15,6 +15,9 @@ use wick_format::FileHasher;
 pub(super) const REPO: &str = "lab/tiny";
 pub(super) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
+/// Longer than any test waits.
+const SILENCE: Duration = Duration::from_secs(60);
+
 /// What a request asked for.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
@@ -29,16 +32,20 @@ pub(super) struct Asked {
 pub(super) struct Behaviour {
     /// Only for requests with this token.
     pub(super) token: Option<&'static str>,
+    /// The list is for everybody, as the real hub has it for gated models.
+    pub(super) is_list_open: bool,
     /// Every answer has this status.
     pub(super) status: Option<u16>,
     /// A login page instead of the list.
     pub(super) is_html: bool,
-    /// Takes requests and never answers.
+    /// Takes requests and never answers; with `cut_bytes` it falls silent there.
     pub(super) is_silent: bool,
     /// Weights end after so many bytes.
     pub(super) cut_bytes: Option<usize>,
     /// Weights come slowly.
     pub(super) is_slow: bool,
+    /// Redirects without an address.
+    pub(super) leads_nowhere: bool,
     /// Parts are not to be had.
     pub(super) has_no_parts: bool,
     /// Parts are to be had, but an open end brings the whole file.
@@ -119,18 +126,19 @@ impl Shared {
         let asked = read_request(&stream)?;
         self.log.lock().unwrap().push(asked.clone());
         let behaviour = self.behaviour.lock().unwrap().clone();
-        if behaviour.is_silent {
-            thread::sleep(Duration::from_secs(60));
+        if behaviour.is_silent && behaviour.cut_bytes.is_none() {
+            thread::sleep(SILENCE);
             return Ok(());
         }
         if let Some(status) = behaviour.status {
             return respond(&mut stream, status, "", b"");
         }
         let expected = behaviour.token.map(|token| format!("Bearer {token}"));
-        if expected.is_some() && expected != asked.authorization {
+        let list = format!("/api/models/{REPO}/revision/{}", self.revision);
+        let is_open = behaviour.is_list_open && asked.path == list;
+        if expected.is_some() && expected != asked.authorization && !is_open {
             return respond(&mut stream, 401, "", b"");
         }
-        let list = format!("/api/models/{REPO}/revision/{}", self.revision);
         let resolve = format!("/{REPO}/resolve/{COMMIT}/");
         if asked.path == list && behaviour.is_html {
             respond(
@@ -152,6 +160,9 @@ impl Shared {
             if name.ends_with(".json") {
                 let headers = format!("{commit}etag: \"{}\"\r\n", etag(file));
                 return send(&mut stream, file, &headers, &asked, &behaviour);
+            }
+            if behaviour.leads_nowhere {
+                return respond(&mut stream, 302, &format!("{commit}etag: x\r\n"), b"");
             }
             let headers = format!(
                 "{commit}x-linked-etag: \"{}\"\r\nlocation: http://{}/elsewhere/{name}\r\n",
@@ -232,6 +243,9 @@ fn send(
         if behaviour.is_slow {
             thread::sleep(Duration::from_millis(20));
         }
+    }
+    if behaviour.is_silent {
+        thread::sleep(SILENCE);
     }
     Ok(())
 }

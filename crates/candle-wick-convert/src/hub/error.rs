@@ -9,6 +9,9 @@ use thiserror::Error;
 use super::Hub;
 use crate::ConvertError;
 
+/// What is asked for before any file.
+const LIST: &str = "the list of files";
+
 /// A download that did not happen, or stopped. What has come stays in the cache.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -210,7 +213,11 @@ impl HubError {
 
     /// Whether the hub has no such model, as far as it says.
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::NotFound { .. } | Self::Refused { .. })
+        match self {
+            Self::NotFound { .. } => true,
+            Self::Refused { what, .. } => what == LIST,
+            _ => false,
+        }
     }
 
     /// For `map_err`: the system's refusal with path and action.
@@ -226,9 +233,7 @@ impl HubError {
     /// What hf-hub's error means. `file` is the file that was asked for and its bytes in the cache,
     /// `None` for the list of files.
     pub(super) fn of(error: ApiError, hub: &Hub, file: Option<(&str, u64)>) -> Self {
-        let name = file
-            .map_or("the list of files", |(name, _)| name)
-            .to_owned();
+        let name = file.map_or(LIST, |(name, _)| name).to_owned();
         match error {
             ApiError::RequestError(error) => match (*error, file) {
                 (ureq::Error::StatusCode(status), _) => Self::of_status(status, hub, file),
@@ -266,9 +271,7 @@ impl HubError {
         match status {
             401 | 403 => Self::Refused {
                 page,
-                what: file
-                    .map_or("the list of files", |(name, _)| name)
-                    .to_owned(),
+                what: file.map_or(LIST, |(name, _)| name).to_owned(),
                 has_token,
                 status,
                 token_path: hub.cache.token_path(),
@@ -290,7 +293,7 @@ impl HubError {
 
     /// An error of a disk or of a connection: hf-hub copies from one to the other.
     fn of_io(error: io::Error, hub: &Hub, file: Option<(&str, u64)>) -> Self {
-        let (name, done_bytes) = file.unwrap_or(("the list of files", 0));
+        let (name, done_bytes) = file.unwrap_or((LIST, 0));
         match error.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
                 Self::DiskFull {

@@ -10,7 +10,7 @@
 //! - A revision is resolved to its commit once, and all files are asked for by that commit: a push
 //!   in the middle of a download cannot mix two versions.
 //! - hf-hub sets no time limit. The work is therefore done in a thread, and given up when it reports
-//!   nothing for [`PATIENCE`]; such a thread ends with the process, or when the server answers.
+//!   nothing for `PATIENCE`; such a thread ends with the process, or when the server answers.
 //!
 //! Not here: reading the files (`source`), and anything but models.
 
@@ -18,6 +18,7 @@ mod error;
 mod fetch;
 mod select;
 
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
@@ -34,6 +35,10 @@ pub use error::HubError;
 use crate::config::{ModelConfig, CONFIG_FILE};
 use crate::family::spec_of;
 use select::Selection;
+
+/// Name of the threads that [`download`] starts. hf-hub panics over answers that no hub gives; the
+/// error says so, and a program may keep its panic hook silent for this name.
+pub const THREAD_NAME: &str = "hub";
 
 /// The revision when none is asked for.
 const DEFAULT_REVISION: &str = "main";
@@ -299,9 +304,9 @@ fn watched<T: Send + 'static>(
         let done = work(&report);
         let _given_up = sender.send(Message::Done(done));
     };
-    let thread = thread::Builder::new().name("hub".to_owned());
+    let thread = thread::Builder::new().name(THREAD_NAME.to_owned());
     let started = thread.spawn(move || run(sender));
-    started.map_err(HubError::cache(hub.cache.path(), "start a thread for"))?;
+    let started = started.map_err(HubError::cache(hub.cache.path(), "start a thread for"))?;
     loop {
         match messages.recv_timeout(patience) {
             Ok(Message::Progress(None)) => {}
@@ -319,12 +324,20 @@ fn watched<T: Send + 'static>(
                     seconds: patience.as_secs(),
                 })
             }
-            // hf-hub panics over some answers that no hub gives.
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(hub.not_a_hub("an answer that makes no sense"))
+                return Err(hub.not_a_hub(panic_message(started.join().err())))
             }
         }
     }
+}
+
+/// What a thread said when it panicked.
+fn panic_message(payload: Option<Box<dyn Any + Send>>) -> String {
+    let text = payload.as_deref().and_then(|payload| {
+        let owned = payload.downcast_ref::<String>().map(String::as_str);
+        owned.or_else(|| payload.downcast_ref::<&str>().copied())
+    });
+    text.unwrap_or("its answer makes no sense").to_owned()
 }
 
 /// An environment variable that is not empty.
