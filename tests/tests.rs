@@ -5,6 +5,8 @@ mod demo;
 mod exactness;
 mod failures;
 mod fixtures;
+mod hub;
+mod score;
 mod stock;
 mod support;
 mod tidy;

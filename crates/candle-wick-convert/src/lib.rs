@@ -3,6 +3,8 @@
 //! [`convert`] reads a Hugging Face folder with safetensors and writes the folder that
 //! `wick-format` describes. It streams: its memory does not grow with the model.
 //!
+//! A model of the Hugging Face hub is brought into such a folder by [`hub::download`].
+//!
 //! The steps, each in its own file:
 //! 1. `source` and `config` read and check the checkpoint.
 //! 2. `family` says which tensors a model of this type has; `check` and `head` match the two.
@@ -23,6 +25,7 @@ mod convert;
 mod error;
 mod family;
 mod head;
+pub mod hub;
 mod meter;
 mod options;
 mod output;
