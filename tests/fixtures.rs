@@ -2,6 +2,7 @@
 
 use candle_wick::{FfnStats, SelectorKind};
 use candle_wick_models::{load, LoadOptions};
+use safetensors::SafeTensors;
 use serde::Deserialize;
 use tempfile::TempDir;
 
@@ -13,11 +14,40 @@ use crate::support::{
 /// 1e-3 for f16 and bf16 ones, whose weights are rounded.
 const FIXTURES: &[(&str, f64)] = &[
     ("opt-pre-ln", 2e-4),
+    ("opt-350m-post-ln", 2e-4),
+    ("opt-no-bias-no-affine", 2e-4),
+    ("opt-gelu-own-head", 2e-4),
+    ("opt-no-final-norm", 1e-3),
+    ("opt-post-ln-unprojected", 1e-3),
+    ("opt-pre-ln-projected", 1e-3),
     ("llama-2-silu", 2e-4),
     // Its reference has the rotary frequencies rounded to f16 as well, which moves its logits by 1.6e-3; see
-    // `f16_llama_equals_a_float64_reference`.
+    // `rounded_weights_equal_float64_references`.
     ("llama-relu-gqa-f16", 2e-3),
     ("llama-3-rope-scaled-tied", 2e-4),
+    ("llama-biases", 2e-4),
+    ("llama-head-dim", 2e-4),
+    ("llama-rope-linear", 1e-3),
+    ("llama-rope-dynamic", 1e-3),
+    ("llama-gelu", 1e-3),
+    ("llama-oldest", 1e-3),
+    ("llama-tied-duplicate-head", 1e-3),
+    ("llama-bf16-rope-parameters", 1e-3),
+    ("llama-mixed-dtypes", 1e-3),
+    ("sparsellama-fatrelu", 2e-4),
+    ("mistral-sliding-window", 2e-4),
+    ("mistral-no-window", 1e-3),
+    ("qwen2", 1e-3),
+    ("qwen2-sliding-window", 2e-4),
+    ("phi-2", 2e-4),
+    ("phi-msft", 1e-3),
+    ("phi-fused-query-key-value", 1e-3),
+    ("phi-qk-layernorm", 1e-3),
+    ("phi-grouped-query", 2e-4),
+    ("phi-f16-overflow", 1e-3),
+    ("phi-relu", 2e-4),
+    ("persimmon", 1e-3),
+    ("persimmon-no-qk-layernorm", 2e-4),
 ];
 
 /// Below this gap between the two likeliest tokens another order of sums may choose the other one.
@@ -99,30 +129,30 @@ fn check_family(
     model.stats()
 }
 
-/// `scripts/llama_reference.py` made these numbers, with the frequencies that transformers uses for a model that
-/// is loaded in f16.
+/// `scripts/llama_reference.py` and `scripts/rope_reference.py` made these numbers, with the frequencies that
+/// transformers uses for a model that is loaded in f16 or bf16.
 #[test]
-fn f16_llama_equals_a_float64_reference() {
-    let name = "llama-relu-gqa-f16";
-    let json = std::fs::read_to_string(fixture(name).join("expected_float64.json")).unwrap();
-    let reference: Reference = serde_json::from_str(&json).unwrap();
-    let ids = expected(name).ids;
-    let folder = converted(&fixture(name));
-    for selector in [SelectorKind::Dense, SelectorKind::Oracle] {
-        let mut model = load(folder.path(), &options(selector, None)).unwrap();
-        let logits = all_logits(&mut model, &ids);
-        for (index, reference) in reference.logprobs.iter().enumerate() {
-            let got = logprob(&logits[index], ids[index + 1]);
-            assert!(
-                (got - reference).abs() < 2e-5,
-                "logprob {index}: {got}, {reference}"
-            );
-        }
-        for (got, reference) in logits[23].iter().zip(&reference.last_logits) {
-            assert!(
-                (f64::from(*got) - reference).abs() < 2e-5,
-                "{got}, {reference}"
-            );
+fn rounded_weights_equal_float64_references() {
+    for name in ["llama-relu-gqa-f16", "persimmon"] {
+        let json = std::fs::read_to_string(fixture(name).join("expected_float64.json")).unwrap();
+        let reference: Reference = serde_json::from_str(&json).unwrap();
+        let ids = expected(name).ids;
+        let folder = converted(&fixture(name));
+        for selector in [SelectorKind::Dense, SelectorKind::Oracle] {
+            let mut model = load(folder.path(), &options(selector, None)).unwrap();
+            let logits = all_logits(&mut model, &ids);
+            let case = format!("{name} {selector}");
+            for (index, reference) in reference.logprobs.iter().enumerate() {
+                let got = logprob(&logits[index], ids[index + 1]);
+                assert!(
+                    (got - reference).abs() < 2e-5,
+                    "{case} logprob {index}: {got}, {reference}"
+                );
+            }
+            for (got, reference) in logits[23].iter().zip(&reference.last_logits) {
+                let difference = (f64::from(*got) - reference).abs();
+                assert!(difference < 2e-5, "{case}: {got}, {reference}");
+            }
         }
     }
 }
@@ -131,6 +161,38 @@ fn f16_llama_equals_a_float64_reference() {
 struct Reference {
     logprobs: Vec<f64>,
     last_logits: Vec<f64>,
+}
+
+/// transformers ties the head's weight alone: its bias stays.
+#[test]
+fn a_tied_phi_keeps_the_bias_of_its_head() {
+    let source = tempfile::tempdir().unwrap();
+    let original = fixture("phi-2");
+    let config = std::fs::read_to_string(original.join("config.json")).unwrap();
+    std::fs::write(source.path().join("config.json"), config).unwrap();
+    let bytes = std::fs::read(original.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let ids = expected("phi-2").ids;
+    let mut seen = Vec::new();
+    for tied in [false, true] {
+        let views = tensors.names().into_iter().filter_map(|name| {
+            let stored = match name {
+                "lm_head.weight" if tied => return None,
+                "lm_head.weight" => "model.embed_tokens.weight",
+                _ => name,
+            };
+            Some((name, tensors.tensor(stored).unwrap()))
+        });
+        let path = source.path().join("model.safetensors");
+        safetensors::serialize_to_file(views, None, &path).unwrap();
+        let folder = converted(source.path());
+        let config = std::fs::read_to_string(folder.path().join("config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+        assert_eq!(config["tie_word_embeddings"], tied);
+        let mut model = load(folder.path(), &LoadOptions::default()).unwrap();
+        seen.push(model.forward(&ids).unwrap());
+    }
+    assert_eq!(seen[0], seen[1]);
 }
 
 #[test]

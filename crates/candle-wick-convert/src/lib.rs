@@ -3,6 +3,8 @@
 //! [`convert`] reads a Hugging Face folder (safetensors or PyTorch files) or a GGUF file and writes
 //! the folder that `wick-format` describes. It streams: its memory does not grow with the model.
 //!
+//! A model of the Hugging Face hub is brought into such a folder by [`hub::download`].
+//!
 //! The steps, each in its own file:
 //! 1. `source` and `config` read and check the checkpoint; `gguf` brings GGUF to Hugging Face's names.
 //! 2. `family` says which tensors a model of this type has; `check` and `head` match the two.
@@ -24,6 +26,7 @@ mod error;
 mod family;
 mod gguf;
 mod head;
+pub mod hub;
 mod meter;
 mod options;
 mod output;

@@ -12,6 +12,8 @@ use serde_json::Value;
 use crate::interrupt::Interrupt;
 use crate::llama::LlamaConfig;
 use crate::opt::OptConfig;
+use crate::persimmon::PersimmonConfig;
+use crate::phi::PhiConfig;
 
 /// A decoder with its weights in DRAM and on flash, for one sequence.
 pub trait CausalLm: Send + Sync {
@@ -63,11 +65,14 @@ pub trait ModelConfig {
 pub(crate) fn parse_config(json: &Value) -> std::result::Result<Box<dyn ModelConfig>, String> {
     let model_type = json.get("model_type").and_then(Value::as_str);
     let config: Box<dyn ModelConfig> = match model_type.unwrap_or_default() {
-        "llama" => parsed::<LlamaConfig>(json)?,
+        "llama" | "sparsellama" | "mistral" | "qwen2" => parsed::<LlamaConfig>(json)?,
         "opt" => parsed::<OptConfig>(json)?,
+        "persimmon" => parsed::<PersimmonConfig>(json)?,
+        "phi" => parsed::<PhiConfig>(json)?,
         other => {
             return Err(format!(
-                "model_type \"{other}\" is not supported (llama and opt are)"
+                "model_type \"{other}\" is not supported (llama, sparsellama, mistral, qwen2, opt, persimmon and phi \
+                 are)"
             ))
         }
     };

@@ -7,6 +7,8 @@ mod folder;
 mod gguf;
 mod gguf_file;
 mod heads;
+mod persimmon;
+mod phi;
 mod resume;
 mod tiny;
 mod torch;
