@@ -248,7 +248,7 @@ FIXTURES = {
     ),
     "falcon-relu-by-option": Fixture(
         "falcon",
-        "as ReluFalcon-40B: ReLU that the config does not mention, f32 `.bin` parts.shards of tensors with attributes",
+        "as ReluFalcon-40B: ReLU that the config does not mention, f32 `.bin` shards of tensors with attributes",
         {"new_decoder_architecture": True, "num_kv_heads": 2, "activation": "relu", "ffn_hidden_size": 64},
         F32,
         edit(drop=("activation",)),
