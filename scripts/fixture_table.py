@@ -147,8 +147,8 @@ FIXTURES = {
     ),
     "falcon-alibi-multi-query-parallel": Fixture(
         "falcon",
-        "ALiBi in a parallel multi-query block, six heads (slopes that bf16 rounds), an FFN of 2h; f16",
-        {"alibi": True, "num_attention_heads": 6, "hidden_size": 48, "ffn_hidden_size": 96},
+        "ALiBi in a parallel multi-query block, twelve heads (slopes that bf16 rounds), an FFN of 2h; f16",
+        {"alibi": True, "num_attention_heads": 12, "hidden_size": 48, "ffn_hidden_size": 96},
         F16,
     ),
     "falcon-alibi-new-architecture": Fixture(
