@@ -15,9 +15,28 @@ const FIXTURES: &[(&str, f64)] = &[
     ("opt-pre-ln", 2e-4),
     ("llama-2-silu", 2e-4),
     // Its reference has the rotary frequencies rounded to f16 as well, which moves its logits by 1.6e-3; see
-    // `f16_llama_equals_a_float64_reference`.
+    // `rounded_weights_alone_equal_a_float64_reference`.
     ("llama-relu-gqa-f16", 2e-3),
     ("llama-3-rope-scaled-tied", 2e-4),
+    ("falcon-7b-multi-query", 2e-4),
+    // Its reference has them rounded to bf16, which moves its logits by 2.5e-3; see the same test.
+    ("falcon-40b-new-architecture", 3e-3),
+    ("falcon-rw-alibi", 2e-4),
+    ("falcon-alibi-multi-head-parallel", 1e-3),
+    ("falcon-alibi-multi-query-parallel", 1e-3),
+    ("falcon-alibi-multi-query-sequential", 1e-3),
+    ("falcon-alibi-new-architecture", 1e-3),
+    ("falcon-bias-multi-query", 1e-3),
+    ("falcon-multi-head-parallel", 2e-4),
+    ("falcon-multi-head-sequential-bias", 1e-3),
+    ("falcon-multi-query-sequential", 2e-4),
+    ("falcon-new-architecture-multi-head", 1e-3),
+    ("falcon-new-architecture-one-norm", 1e-3),
+    ("falcon-old-refined-web", 1e-3),
+    ("falcon-old-refined-web-alibi", 1e-3),
+    ("falcon-old-refined-web-model", 1e-3),
+    ("falcon-own-head", 1e-3),
+    ("falcon-rope-linear", 1e-3),
 ];
 
 /// Below this gap between the two likeliest tokens another order of sums may choose the other one.
@@ -99,30 +118,30 @@ fn check_family(
     model.stats()
 }
 
-/// `scripts/llama_reference.py` made these numbers, with the frequencies that transformers uses for a model that
-/// is loaded in f16.
+/// `scripts/llama_reference.py` and `scripts/rope_reference.py` made these numbers, with the frequencies that
+/// transformers uses for a model that is loaded in f16 or bf16.
 #[test]
-fn f16_llama_equals_a_float64_reference() {
-    let name = "llama-relu-gqa-f16";
-    let json = std::fs::read_to_string(fixture(name).join("expected_float64.json")).unwrap();
-    let reference: Reference = serde_json::from_str(&json).unwrap();
-    let ids = expected(name).ids;
-    let folder = converted(&fixture(name));
-    for selector in [SelectorKind::Dense, SelectorKind::Oracle] {
+fn rounded_weights_alone_equal_a_float64_reference() {
+    let (dense, oracle) = (SelectorKind::Dense, SelectorKind::Oracle);
+    for (name, selector) in [
+        ("llama-relu-gqa-f16", dense),
+        ("llama-relu-gqa-f16", oracle),
+        ("falcon-40b-new-architecture", dense),
+    ] {
+        let json = std::fs::read_to_string(fixture(name).join("expected_float64.json")).unwrap();
+        let reference: Reference = serde_json::from_str(&json).unwrap();
+        let ids = expected(name).ids;
+        let folder = converted(&fixture(name));
         let mut model = load(folder.path(), &options(selector, None)).unwrap();
         let logits = all_logits(&mut model, &ids);
         for (index, reference) in reference.logprobs.iter().enumerate() {
             let got = logprob(&logits[index], ids[index + 1]);
-            assert!(
-                (got - reference).abs() < 2e-5,
-                "logprob {index}: {got}, {reference}"
-            );
+            let difference = (got - reference).abs();
+            assert!(difference < 2e-5, "{name} {index}: {got}, {reference}");
         }
         for (got, reference) in logits[23].iter().zip(&reference.last_logits) {
-            assert!(
-                (f64::from(*got) - reference).abs() < 2e-5,
-                "{got}, {reference}"
-            );
+            let difference = (f64::from(*got) - reference).abs();
+            assert!(difference < 2e-5, "{name}: {got}, {reference}");
         }
     }
 }

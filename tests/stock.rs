@@ -1,11 +1,12 @@
 //! Stock candle definitions from the same folder.
 
 use candle::{DType, Device, Tensor};
+use candle_transformers::models::falcon;
 use candle_transformers::models::llama::{Cache, Llama, LlamaConfig};
 use candle_wick::{FlashFolder, FlashVarBuilder, IoOptions, Placement, SelectorKind};
 use candle_wick_models::load;
 
-use crate::support::{converted, expected, fixture, options};
+use crate::support::{converted, converted_as, expected, fixture, options, ConvertArgs};
 
 #[test]
 fn stock_llama_loads_from_the_converted_folder_and_agrees() {
@@ -34,5 +35,41 @@ fn stock_llama_loads_from_the_converted_folder_and_agrees() {
         for (ours, theirs) in ours.iter().zip(theirs.to_vec1::<f32>().unwrap()) {
             assert!((ours - theirs).abs() < 1e-4, "{name}: {ours}, {theirs}");
         }
+    }
+}
+
+#[test]
+fn stock_falcon_loads_from_the_converted_folder_and_agrees() {
+    let name = "falcon-7b-multi-query";
+    // Candle's Falcon has the tanh approximation of GELU.
+    let args = ConvertArgs {
+        activation: Some("gelu_new".to_owned()),
+    };
+    let folder = converted_as(&fixture(name), &args);
+    let ids = expected(name).ids;
+    let config = falcon::Config {
+        vocab_size: 320,
+        hidden_size: 80,
+        num_hidden_layers: 3,
+        num_attention_heads: 5,
+        ..falcon::Config::falcon7b()
+    };
+    let opened = FlashFolder::open(folder.path(), IoOptions::default()).unwrap();
+    let placement = Placement::resident(&opened, SelectorKind::Dense);
+    // It knows no tied head, and wants the copy that the first 7B files had.
+    let vb = FlashVarBuilder::new(&opened, placement).dense();
+    let vb = vb.rename_f(|name| match name {
+        "lm_head.weight" => "transformer.word_embeddings.weight".to_owned(),
+        other => other.to_owned(),
+    });
+    let mut stock = falcon::Falcon::load(vb, config).unwrap();
+    let input = Tensor::new(ids.as_slice(), &Device::Cpu).unwrap();
+    let theirs = stock.forward(&input.unsqueeze(0).unwrap()).unwrap();
+    let theirs = theirs.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let mut model = load(folder.path(), &options(SelectorKind::Dense, None)).unwrap();
+    let ours = model.forward(&ids).unwrap();
+    assert_eq!(ours.len(), theirs.len());
+    for (ours, theirs) in ours.iter().zip(theirs) {
+        assert!((ours - theirs).abs() < 1e-4, "{ours}, {theirs}");
     }
 }

@@ -9,6 +9,7 @@ use candle_wick::{Activation, FlashVarBuilder, ModelNeeds};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::falcon::FalconConfig;
 use crate::interrupt::Interrupt;
 use crate::llama::LlamaConfig;
 use crate::opt::OptConfig;
@@ -63,11 +64,12 @@ pub trait ModelConfig {
 pub(crate) fn parse_config(json: &Value) -> std::result::Result<Box<dyn ModelConfig>, String> {
     let model_type = json.get("model_type").and_then(Value::as_str);
     let config: Box<dyn ModelConfig> = match model_type.unwrap_or_default() {
+        "falcon" => parsed::<FalconConfig>(json)?,
         "llama" => parsed::<LlamaConfig>(json)?,
         "opt" => parsed::<OptConfig>(json)?,
         other => {
             return Err(format!(
-                "model_type \"{other}\" is not supported (llama and opt are)"
+                "model_type \"{other}\" is not supported (falcon, llama and opt are)"
             ))
         }
     };

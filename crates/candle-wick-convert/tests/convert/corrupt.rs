@@ -255,7 +255,7 @@ fn unknown_architectures() {
     post_norm.config["do_layer_norm_before"] = json!(false);
     contains(
         &refusal(&Place::of(&post_norm)),
-        &["do_layer_norm_before", "supported: llama"],
+        &["do_layer_norm_before", "supported: falcon, llama"],
     );
     let mut narrow = Tiny::opt(8, 4, Dtype::F32, "model.");
     narrow.config["word_embed_proj_dim"] = json!(4);

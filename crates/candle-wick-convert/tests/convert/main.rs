@@ -3,6 +3,7 @@
 
 mod content;
 mod corrupt;
+mod falcon;
 mod folder;
 mod heads;
 mod resume;
