@@ -43,7 +43,7 @@ fn main() -> anyhow::Result<()> {
     let tokenizer = WickTokenizer::load(folder.path())?.context("no tokenizer.json")?;
     let config: LlamaConfig = serde_json::from_str(&folder.config_json()?)?;
     let mut tokens = tokenizer.encode(&args.prompt)?;
-    let ctx = (tokens.len() + args.sample_len).min(config.max_position_embeddings);
+    let ctx = (tokens.len() + args.sample_len).min(config.max_position_embeddings());
     let options = PlanOptions {
         memory: args.memory,
         selector: SelectorKind::Dense,

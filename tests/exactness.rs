@@ -167,7 +167,12 @@ fn token_set(folder: &FlashFolder, selector: SelectorKind, ids: &[u32]) -> usize
 /// A prompt's logits do not depend on how many of its tokens are computed together.
 #[test]
 fn prompt_and_decode_agree_to_the_bit() {
-    for name in ["opt-pre-ln", "llama-3-rope-scaled-tied"] {
+    for name in [
+        "opt-pre-ln",
+        "opt-350m-post-ln",
+        "llama-3-rope-scaled-tied",
+        "mistral-sliding-window",
+    ] {
         let out = converted(&fixture(name));
         let ids = expected(name).ids;
         let folder = FlashFolder::open(out.path(), IoOptions::default()).unwrap();

@@ -13,6 +13,12 @@ use crate::support::{
 /// 1e-3 for f16 and bf16 ones, whose weights are rounded.
 const FIXTURES: &[(&str, f64)] = &[
     ("opt-pre-ln", 2e-4),
+    ("opt-350m-post-ln", 2e-4),
+    ("opt-no-bias-no-affine", 2e-4),
+    ("opt-gelu-own-head", 2e-4),
+    ("opt-no-final-norm", 1e-3),
+    ("opt-post-ln-unprojected", 1e-3),
+    ("opt-pre-ln-projected", 1e-3),
     ("llama-2-silu", 2e-4),
     // Its reference has the rotary frequencies rounded to f16 as well, which moves its logits by 1.6e-3; see
     // `rounded_weights_alone_equal_a_float64_reference`.
@@ -37,6 +43,20 @@ const FIXTURES: &[(&str, f64)] = &[
     ("falcon-old-refined-web-model", 1e-3),
     ("falcon-own-head", 1e-3),
     ("falcon-rope-linear", 1e-3),
+    ("llama-biases", 2e-4),
+    ("llama-head-dim", 2e-4),
+    ("llama-rope-linear", 1e-3),
+    ("llama-rope-dynamic", 1e-3),
+    ("llama-gelu", 1e-3),
+    ("llama-oldest", 1e-3),
+    ("llama-tied-duplicate-head", 1e-3),
+    ("llama-bf16-rope-parameters", 1e-3),
+    ("llama-mixed-dtypes", 1e-3),
+    ("sparsellama-fatrelu", 2e-4),
+    ("mistral-sliding-window", 2e-4),
+    ("mistral-no-window", 1e-3),
+    ("qwen2", 1e-3),
+    ("qwen2-sliding-window", 2e-4),
 ];
 
 /// Below this gap between the two likeliest tokens another order of sums may choose the other one.

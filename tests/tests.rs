@@ -5,6 +5,7 @@ mod demo;
 mod exactness;
 mod failures;
 mod fixtures;
+mod heads;
 mod hub;
 mod score;
 mod stock;

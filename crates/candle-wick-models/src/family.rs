@@ -60,16 +60,19 @@ pub trait ModelConfig {
     ) -> Result<Box<dyn CausalLm>>;
 }
 
+/// The values of `model_type` that have a definition here.
+const SUPPORTED: &str = "falcon, llama, mistral, opt, qwen2, sparsellama";
+
 /// The config of a converted folder; the error is a reason without the file's name.
 pub(crate) fn parse_config(json: &Value) -> std::result::Result<Box<dyn ModelConfig>, String> {
     let model_type = json.get("model_type").and_then(Value::as_str);
     let config: Box<dyn ModelConfig> = match model_type.unwrap_or_default() {
         "falcon" => parsed::<FalconConfig>(json)?,
-        "llama" => parsed::<LlamaConfig>(json)?,
+        "llama" | "sparsellama" | "mistral" | "qwen2" => parsed::<LlamaConfig>(json)?,
         "opt" => parsed::<OptConfig>(json)?,
         other => {
             return Err(format!(
-                "model_type \"{other}\" is not supported (falcon, llama and opt are)"
+                "model_type \"{other}\" is not supported ({SUPPORTED} are)"
             ))
         }
     };

@@ -4,13 +4,16 @@
 
 use candle::{Device, Result, Tensor};
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 /// `rope_scaling` or `rope_parameters` of a config; keys as there.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct RopeParameters {
-    /// `default`, `linear` or `llama3`.
-    #[serde(alias = "type")]
+    /// `default`, `linear`, `dynamic` or `llama3`.
     pub rope_type: Option<String>,
+    /// The older name of `rope_type`; some configs have both.
+    #[serde(rename = "type")]
+    pub older_type: Option<String>,
     /// Base of the frequencies, in the newer configs.
     pub rope_theta: Option<f64>,
     /// How much longer the context became.
@@ -21,53 +24,86 @@ pub struct RopeParameters {
     pub high_freq_factor: Option<f64>,
     /// The context before it was made longer.
     pub original_max_position_embeddings: Option<f64>,
+    /// Every other key.
+    #[serde(flatten)]
+    pub(crate) others: Map<String, Value>,
 }
 
 impl RopeParameters {
     /// Frequencies of the `dim / 2` pairs; the error is a reason without the config's name.
+    ///
+    /// `dynamic` scales them only for texts beyond `max_position_embeddings`, and no context here is longer:
+    /// it is `default`.
     pub(crate) fn inv_freq(&self, theta: f64, dim: usize) -> std::result::Result<Vec<f32>, String> {
-        let plain: Vec<f32> = (0..dim / 2)
-            .map(|i| 1.0 / (theta as f32).powf(2.0 * i as f32 / dim as f32))
-            .collect();
-        let need = |value: Option<f64>, key: &str| match value {
-            Some(value) if value.is_finite() && value > 0.0 => Ok(value as f32),
-            Some(value) => Err(format!("rope {key} is {value}")),
-            None => Err(format!("rope scaling lacks \"{key}\"")),
-        };
-        match self.rope_type.as_deref().unwrap_or("default") {
-            "default" => Ok(plain),
+        self.check_not_by_layer()?;
+        let plain = (0..dim / 2).map(|i| 1.0 / (theta as f32).powf(2.0 * i as f32 / dim as f32));
+        let rope_type = self.rope_type.as_deref().or(self.older_type.as_deref());
+        let frequencies: Vec<f32> = match rope_type.unwrap_or("default") {
+            "default" => plain.collect(),
             "linear" => {
-                let factor = need(self.factor, "factor")?;
-                Ok(plain
-                    .into_iter()
-                    .map(|frequency| frequency / factor)
-                    .collect())
+                let factor = needed(self.factor, "factor")?;
+                plain.map(|frequency| frequency / factor).collect()
+            }
+            "dynamic" => {
+                needed(self.factor, "factor")?;
+                plain.collect()
             }
             "llama3" => {
-                let factor = need(self.factor, "factor")?;
-                let low = need(self.low_freq_factor, "low_freq_factor")?;
-                let high = need(self.high_freq_factor, "high_freq_factor")?;
-                let original = need(
-                    self.original_max_position_embeddings,
-                    "original_max_position_embeddings",
-                )?;
-                let scaled = |frequency: f32| {
-                    let wavelength = 2.0 * std::f32::consts::PI / frequency;
-                    if wavelength < original / high {
-                        frequency
-                    } else if wavelength > original / low {
-                        frequency / factor
-                    } else {
-                        let smooth = (original / wavelength - low) / (high - low);
-                        (1.0 - smooth) * frequency / factor + smooth * frequency
-                    }
-                };
-                Ok(plain.into_iter().map(scaled).collect())
+                let scaled = self.llama3()?;
+                plain.map(scaled).collect()
             }
-            other => Err(format!(
-                "rope type \"{other}\" is not supported (default, linear, llama3 are)"
+            other => {
+                return Err(format!(
+                    "rope type \"{other}\" is not supported (default, linear, dynamic, llama3 are)"
+                ))
+            }
+        };
+        match frequencies.iter().find(|frequency| !frequency.is_finite()) {
+            Some(frequency) => Err(format!(
+                "rope_theta {theta} and the scaling beside it give a frequency of {frequency}"
             )),
+            None => Ok(frequencies),
         }
+    }
+
+    /// The newest configs may have parameters for each type of layer, under the type's name.
+    fn check_not_by_layer(&self) -> std::result::Result<(), String> {
+        match self.others.iter().find(|(_, value)| value.is_object()) {
+            Some((layer_type, _)) => Err(format!(
+                "rope parameters of their own for layers of type \"{layer_type}\" are not supported"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Long wavelengths are scaled in full, short ones not at all, those between in part.
+    fn llama3(&self) -> std::result::Result<impl Fn(f32) -> f32, String> {
+        let factor = needed(self.factor, "factor")?;
+        let low = needed(self.low_freq_factor, "low_freq_factor")?;
+        let high = needed(self.high_freq_factor, "high_freq_factor")?;
+        let original = needed(
+            self.original_max_position_embeddings,
+            "original_max_position_embeddings",
+        )?;
+        Ok(move |frequency: f32| {
+            let wavelength = 2.0 * std::f32::consts::PI / frequency;
+            if wavelength < original / high {
+                frequency
+            } else if wavelength > original / low {
+                frequency / factor
+            } else {
+                let smooth = (original / wavelength - low) / (high - low);
+                (1.0 - smooth) * frequency / factor + smooth * frequency
+            }
+        })
+    }
+}
+
+fn needed(value: Option<f64>, key: &str) -> std::result::Result<f32, String> {
+    match value {
+        Some(value) if value.is_finite() && value > 0.0 => Ok(value as f32),
+        Some(value) => Err(format!("rope {key} is {value}, expected more than 0")),
+        None => Err(format!("rope scaling lacks \"{key}\"")),
     }
 }
 
@@ -109,5 +145,55 @@ impl Rope {
             self.sin.narrow(0, position, seq)?,
         );
         candle_nn::rotary_emb::rope(&x.contiguous()?, &cos, &sin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn inv_freq(json: Value) -> std::result::Result<Vec<f32>, String> {
+        let parameters: RopeParameters = serde_json::from_value(json).unwrap();
+        parameters.inv_freq(10_000.0, 4)
+    }
+
+    #[test]
+    fn the_type_has_two_names() {
+        let plain = inv_freq(json!({})).unwrap();
+        assert_eq!(plain, [1.0, 0.01]);
+        for json in [
+            json!({"type": "linear", "factor": 4}),
+            json!({"rope_type": "linear", "factor": 4.0}),
+            json!({"rope_type": "linear", "type": "linear", "factor": 4.0}),
+        ] {
+            assert_eq!(inv_freq(json).unwrap(), [0.25, 0.0025]);
+        }
+        let dynamic = json!({"type": "dynamic", "factor": 2.0});
+        assert_eq!(inv_freq(dynamic).unwrap(), plain);
+    }
+
+    #[test]
+    fn what_cannot_be_scaled_so_is_said() {
+        for (json, part) in [
+            (json!({"rope_type": "yarn", "factor": 4.0}), "\"yarn\""),
+            (json!({"type": "su"}), "\"su\""),
+            (json!({"type": "linear"}), "\"factor\""),
+            (json!({"type": "dynamic", "factor": 0}), "factor is 0"),
+            (
+                json!({"type": "linear", "factor": 1e-300}),
+                "frequency of inf",
+            ),
+            (
+                json!({"sliding_attention": {"rope_theta": 1e4}}),
+                "\"sliding_attention\"",
+            ),
+        ] {
+            let reason = inv_freq(json).unwrap_err();
+            assert!(reason.contains(part), "{reason}");
+        }
+        let reason = RopeParameters::default().inv_freq(1e-300, 4).unwrap_err();
+        assert!(reason.contains("rope_theta"), "{reason}");
     }
 }
