@@ -75,6 +75,8 @@ fn tiny_models_give_the_same_bytes_everywhere() {
         ("llama-relu-gqa-f16", &both[..]),
         ("llama-2-silu", &both[..1]),
         ("falcon-40b-new-architecture", &both[..1]),
+        ("phi-2", &both[..1]),
+        ("persimmon", &both[..]),
     ] {
         let out = converted(&fixture(name));
         // Five slots are below the floor of any budget, and still enough to be exact.

@@ -65,6 +65,7 @@ fn the_head_is_what_is_stored_or_else_the_embedding() {
         ("llama-3-rope-scaled-tied", "model.embed_tokens.weight"),
         ("opt-pre-ln", "model.decoder.embed_tokens.weight"),
         ("opt-350m-post-ln", "model.decoder.embed_tokens.weight"),
+        ("persimmon", "model.embed_tokens.weight"),
     ] {
         let by_embedding = logit_bits(name, embedding, true, Stored::Nothing);
         let mut shifted = by_embedding.clone();

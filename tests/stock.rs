@@ -2,7 +2,7 @@
 
 use candle::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use candle_transformers::models::{falcon, llama, mistral, qwen2};
+use candle_transformers::models::{falcon, llama, mistral, phi, qwen2};
 use candle_wick::{FlashFolder, FlashVarBuilder, IoOptions, Placement, SelectorKind};
 use candle_wick_models::load;
 use serde::de::DeserializeOwned;
@@ -116,4 +116,11 @@ fn stock_qwen2_loads_from_the_converted_folder_and_agrees() {
     let config: qwen2::Config = stock.config(&keys);
     let mut theirs = qwen2::ModelForCausalLM::new(&config, stock.vb.clone()).unwrap();
     stock.agrees(&theirs.forward(&stock.input, 0).unwrap());
+}
+
+#[test]
+fn stock_phi_loads_from_the_converted_folder_and_agrees() {
+    let stock = Stock::of("phi-2");
+    let mut theirs = phi::Model::new(&stock.config(&[]), stock.vb.clone()).unwrap();
+    stock.agrees(&theirs.forward(&stock.input).unwrap());
 }

@@ -29,6 +29,16 @@ const OPT_SIZES: [&str; 6] = [
     "max_position_embeddings",
 ];
 
+const PHI_SIZES: [&str; 7] = [
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "num_key_value_heads",
+];
+
 /// Values that no size may have.
 fn absurd() -> [Value; 8] {
     let large = 1_000_000_000_000u64;
@@ -74,11 +84,34 @@ fn other_llama_values() -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// Values of Phi's and Persimmon's other keys.
+fn other_partly_rotary_values() -> Vec<(&'static str, Value)> {
+    vec![
+        ("layer_norm_eps", json!(0)),
+        ("layer_norm_eps", json!("small")),
+        ("rope_theta", json!(-1)),
+        ("partial_rotary_factor", json!(0)),
+        ("partial_rotary_factor", json!(-0.5)),
+        ("partial_rotary_factor", json!(1.5)),
+        ("partial_rotary_factor", json!(1e300)),
+        ("partial_rotary_factor", json!(0.07)),
+        ("partial_rotary_factor", json!("half")),
+        ("rope_scaling", json!({"type": "longrope", "factor": 4.0})),
+        ("rope_parameters", json!({"partial_rotary_factor": 3})),
+        ("rope_parameters", json!({"rope_theta": 0})),
+        ("qk_layernorm", json!("yes")),
+        ("tie_word_embeddings", json!(1)),
+        ("hidden_act", json!("swosh")),
+    ]
+}
+
 fn cases() -> Vec<(&'static str, &'static str, Value)> {
     let mut cases = Vec::new();
     for (name, keys) in [
         ("llama-2-silu", &LLAMA_SIZES[..]),
         ("opt-pre-ln", &OPT_SIZES),
+        ("phi-2", &PHI_SIZES),
+        ("persimmon", &PHI_SIZES[..6]),
     ] {
         for key in keys {
             cases.extend(absurd().map(|value| (name, *key, value)));
@@ -89,6 +122,10 @@ fn cases() -> Vec<(&'static str, &'static str, Value)> {
             .into_iter()
             .map(|(key, value)| ("llama-2-silu", key, value)),
     );
+    for name in ["phi-2", "persimmon"] {
+        let values = other_partly_rotary_values();
+        cases.extend(values.into_iter().map(|(key, value)| (name, key, value)));
+    }
     for (key, value) in [
         ("do_layer_norm_before", json!("no")),
         ("word_embed_proj_dim", json!(32)),
@@ -158,7 +195,7 @@ fn what_cannot_be_run_after_the_conversion() {
 
 #[test]
 fn a_config_edited_after_the_conversion() {
-    for name in ["llama-2-silu", "opt-pre-ln"] {
+    for name in ["llama-2-silu", "opt-pre-ln", "phi-2", "persimmon"] {
         let (folder, original) = converted_with_config(name);
         let run = ["run", text(folder.path()), "--ids", "1,2", "-n", "1"];
         // Numbers that are possible, but not those of the tensors.

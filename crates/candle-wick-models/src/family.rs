@@ -13,6 +13,8 @@ use crate::falcon::FalconConfig;
 use crate::interrupt::Interrupt;
 use crate::llama::LlamaConfig;
 use crate::opt::OptConfig;
+use crate::persimmon::PersimmonConfig;
+use crate::phi::PhiConfig;
 
 /// A decoder with its weights in DRAM and on flash, for one sequence.
 pub trait CausalLm: Send + Sync {
@@ -61,7 +63,7 @@ pub trait ModelConfig {
 }
 
 /// The values of `model_type` that have a definition here.
-const SUPPORTED: &str = "falcon, llama, mistral, opt, qwen2, sparsellama";
+const SUPPORTED: &str = "falcon, llama, mistral, opt, persimmon, phi, qwen2, sparsellama";
 
 /// The config of a converted folder; the error is a reason without the file's name.
 pub(crate) fn parse_config(json: &Value) -> std::result::Result<Box<dyn ModelConfig>, String> {
@@ -70,6 +72,8 @@ pub(crate) fn parse_config(json: &Value) -> std::result::Result<Box<dyn ModelCon
         "falcon" => parsed::<FalconConfig>(json)?,
         "llama" | "sparsellama" | "mistral" | "qwen2" => parsed::<LlamaConfig>(json)?,
         "opt" => parsed::<OptConfig>(json)?,
+        "persimmon" => parsed::<PersimmonConfig>(json)?,
+        "phi" => parsed::<PhiConfig>(json)?,
         other => {
             return Err(format!(
                 "model_type \"{other}\" is not supported ({SUPPORTED} are)"

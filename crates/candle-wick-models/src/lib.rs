@@ -14,6 +14,8 @@ mod limits;
 pub mod llama;
 mod load;
 pub mod opt;
+pub mod persimmon;
+pub mod phi;
 mod rope;
 mod score;
 mod tokenizer;

@@ -6,6 +6,8 @@ use candle::{Device, Result, Tensor};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::limits::check_positive;
+
 /// `rope_scaling` or `rope_parameters` of a config; keys as there.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct RopeParameters {
@@ -16,6 +18,8 @@ pub struct RopeParameters {
     pub older_type: Option<String>,
     /// Base of the frequencies, in the newer configs.
     pub rope_theta: Option<f64>,
+    /// Share of each head that is turned, in the newer configs.
+    pub partial_rotary_factor: Option<f64>,
     /// How much longer the context became.
     pub factor: Option<f64>,
     /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are scaled in full.
@@ -30,6 +34,29 @@ pub struct RopeParameters {
 }
 
 impl RopeParameters {
+    /// Frequencies for the first `factor` of a head of `head_dim` values, rounded down; `theta` and `factor` are
+    /// those of the config, which these parameters may know better. The error is a reason without the config's name.
+    pub(crate) fn partial_inv_freq(
+        &self,
+        theta: f64,
+        factor: f64,
+        head_dim: usize,
+    ) -> std::result::Result<Vec<f32>, String> {
+        let theta = self.rope_theta.unwrap_or(theta);
+        check_positive("rope_theta", theta)?;
+        let factor = self.partial_rotary_factor.unwrap_or(factor);
+        check_positive("partial_rotary_factor", factor)?;
+        // A product beyond usize becomes the largest.
+        let dim = (factor * head_dim as f64) as usize;
+        if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) {
+            return Err(format!(
+                "partial_rotary_factor {factor} turns {dim} of a head's {head_dim} values, expected an even number \
+                 of them"
+            ));
+        }
+        self.inv_freq(theta, dim)
+    }
+
     /// Frequencies of the `dim / 2` pairs; the error is a reason without the config's name.
     ///
     /// `dynamic` scales them only for texts beyond `max_position_embeddings`, and no context here is longer:
@@ -194,6 +221,52 @@ mod tests {
             assert!(reason.contains(part), "{reason}");
         }
         let reason = RopeParameters::default().inv_freq(1e-300, 4).unwrap_err();
+        assert!(reason.contains("rope_theta"), "{reason}");
+    }
+
+    #[test]
+    fn a_part_of_the_head_is_turned() {
+        let plain = RopeParameters::default();
+        // Phi 2: 32 of 80, as the product is rounded down.
+        let pairs = plain.partial_inv_freq(10_000.0, 0.4, 80).unwrap();
+        assert_eq!(pairs, plain.inv_freq(10_000.0, 32).unwrap());
+        let inside = RopeParameters {
+            rope_theta: Some(500.0),
+            partial_rotary_factor: Some(0.75),
+            ..RopeParameters::default()
+        };
+        let pairs = inside.partial_inv_freq(10_000.0, 0.4, 16).unwrap();
+        assert_eq!(pairs, plain.inv_freq(500.0, 12).unwrap());
+
+        let rope = Rope::new(&pairs, 4).unwrap();
+        let x = Tensor::randn(0f32, 1.0, (1, 2, 3, 16), &Device::Cpu).unwrap();
+        let turned = rope.apply(&x, 1).unwrap();
+        let part = |x: &Tensor, start| {
+            let part = x.narrow(3, start, 16 - start).unwrap();
+            part.flatten_all().unwrap().to_vec1::<f32>().unwrap()
+        };
+        assert_eq!(part(&turned, 12), part(&x, 12));
+        assert_ne!(part(&turned, 0), part(&x, 0));
+    }
+
+    #[test]
+    fn a_part_that_cannot_be_turned_is_refused() {
+        let plain = RopeParameters::default();
+        for (factor, head_dim) in [
+            (0.5, 6),
+            (0.01, 64),
+            (1.5, 64),
+            (1e300, 64),
+            (0.0, 64),
+            (-0.5, 64),
+            (f64::NAN, 64),
+        ] {
+            let reason = plain
+                .partial_inv_freq(10_000.0, factor, head_dim)
+                .unwrap_err();
+            assert!(reason.contains("partial_rotary_factor"), "{reason}");
+        }
+        let reason = plain.partial_inv_freq(0.0, 0.5, 64).unwrap_err();
         assert!(reason.contains("rope_theta"), "{reason}");
     }
 }

@@ -263,7 +263,7 @@ fn unknown_architectures() {
     quantised.config["quantization_config"] = json!({ "bits": 4 });
     contains(&refusal(&Place::of(&quantised)), &["quantised"]);
 
-    for name in ["falcon-7b-multi-query", "phi-2", "persimmon"] {
+    for name in ["falcon-7b-multi-query"] {
         if let Some(source) = fixture(name) {
             let place = Place::new();
             let error = run_default(&source, &place.out).unwrap_err();

@@ -6,5 +6,7 @@ mod corrupt;
 mod falcon;
 mod folder;
 mod heads;
+mod persimmon;
+mod phi;
 mod resume;
 mod tiny;
