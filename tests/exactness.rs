@@ -74,6 +74,7 @@ fn tiny_models_give_the_same_bytes_everywhere() {
         ("opt-pre-ln", &both[..]),
         ("llama-relu-gqa-f16", &both[..]),
         ("llama-2-silu", &both[..1]),
+        ("falcon-40b-new-architecture", &both[..1]),
         ("phi-2", &both[..1]),
         ("persimmon", &both[..]),
     ] {

@@ -2,14 +2,14 @@
 
 use candle::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use candle_transformers::models::{llama, mistral, phi, qwen2};
+use candle_transformers::models::{falcon, llama, mistral, phi, qwen2};
 use candle_wick::{FlashFolder, FlashVarBuilder, IoOptions, Placement, SelectorKind};
 use candle_wick_models::load;
 use serde::de::DeserializeOwned;
 use serde_json::{json, Value};
 use tempfile::TempDir;
 
-use crate::support::{converted, expected, fixture, options};
+use crate::support::{converted_as, expected, fixture, options, ConvertArgs};
 
 /// A converted fixture, and what a stock definition is made from.
 struct Stock {
@@ -22,7 +22,11 @@ struct Stock {
 
 impl Stock {
     fn of(name: &str) -> Self {
-        let folder = converted(&fixture(name));
+        Self::converted_as(name, &ConvertArgs::default())
+    }
+
+    fn converted_as(name: &str, args: &ConvertArgs) -> Self {
+        let folder = converted_as(&fixture(name), args);
         let config = std::fs::read(folder.path().join("config.json")).unwrap();
         let opened = FlashFolder::open(folder.path(), IoOptions::default()).unwrap();
         let placement = Placement::resident(&opened, SelectorKind::Dense);
@@ -67,6 +71,29 @@ fn stock_llama_loads_from_the_converted_folder_and_agrees() {
         let mut cache = llama::Cache::new(true, DType::F32, &config, &Device::Cpu).unwrap();
         stock.agrees(&theirs.forward(&stock.input, 0, &mut cache).unwrap());
     }
+}
+
+/// Candle's Falcon has the tanh approximation of GELU.
+#[test]
+fn stock_falcon_loads_from_the_converted_folder_and_agrees() {
+    let args = ConvertArgs {
+        activation: Some("gelu_new".to_owned()),
+    };
+    let stock = Stock::converted_as("falcon-7b-multi-query", &args);
+    let config = falcon::Config {
+        vocab_size: 320,
+        hidden_size: 80,
+        num_hidden_layers: 3,
+        num_attention_heads: 5,
+        ..falcon::Config::falcon7b()
+    };
+    // It knows no tied head, and wants the copy that the first 7B files had.
+    let vb = stock.vb.clone().rename_f(|name| match name {
+        "lm_head.weight" => "transformer.word_embeddings.weight".to_owned(),
+        other => other.to_owned(),
+    });
+    let mut theirs = falcon::Falcon::load(vb, config).unwrap();
+    stock.agrees(&theirs.forward(&stock.input).unwrap());
 }
 
 /// Without a window: candle's lets a token see one position more than transformers' does.

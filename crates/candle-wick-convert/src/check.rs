@@ -17,8 +17,8 @@ pub(crate) struct Checkpoint {
     pub(crate) source: SourceFolder,
     /// The folder whose other files belong to the model, `None` when the source is a single file.
     pub(crate) folder: Option<PathBuf>,
-    /// Whether the config is a file of the folder.
-    pub(crate) has_config_file: bool,
+    /// Whether config and vocabulary come from a GGUF file.
+    pub(crate) is_gguf: bool,
     pub(crate) model_type: String,
     pub(crate) hidden_size: usize,
     pub(crate) layers: Vec<LayerSpec>,
@@ -84,7 +84,7 @@ impl Checkpoint {
             model_type: config.text("model_type")?.to_string(),
             config_text,
             folder: found.source_folder().map(Path::to_path_buf),
-            has_config_file: !found.is_gguf(),
+            is_gguf: found.is_gguf(),
             hidden_size: spec.hidden_size,
             layers: spec.layers,
             source,

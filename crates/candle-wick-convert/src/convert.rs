@@ -20,10 +20,12 @@ use crate::plan::{Body, Plan, PlannedFile};
 use crate::source::refuse_lfs_pointer;
 use crate::state::{confirm_complete, job_of, refuse_others, Found, State, STATE_FILE};
 use crate::tensors::write_tensors;
-use crate::{ConvertError, ConvertOptions, ConvertProgress, ConvertReport};
+use crate::tokenizer::{self, Assembled, TOKENIZER_FILE};
+use crate::{gguf, ConvertError, ConvertOptions, ConvertProgress, ConvertReport};
 
 /// Files that are copied as they are, when the source has them.
-const COPIED_FILES: [&str; 7] = [
+const COPIED_FILES: [&str; 8] = [
+    "added_tokens.json",
     "generation_config.json",
     "merges.txt",
     "special_tokens_map.json",
@@ -52,15 +54,24 @@ pub fn convert(
     options: &ConvertOptions,
     progress: &dyn Fn(ConvertProgress<'_>),
 ) -> Result<ConvertReport, ConvertError> {
-    let checkpoint = Checkpoint::open(source, options)?;
+    let mut checkpoint = Checkpoint::open(source, options)?;
     let copies = match &checkpoint.folder {
         Some(folder) => copies(folder)?,
         None => Vec::new(),
     };
+    let tokenizer = tokenizer_of(&checkpoint)?;
+    checkpoint.notes.extend(tokenizer.notes);
+    let tokenizer = tokenizer.json;
     refuse_inside(source, out)?;
     let found = Found::look(out)?;
 
-    let sized = Plan::new(&checkpoint, options, &copies, JOB_UNKNOWN)?;
+    let sized = Plan::new(
+        &checkpoint,
+        options,
+        &copies,
+        tokenizer.as_deref(),
+        JOB_UNKNOWN,
+    )?;
     let source_paths = source_paths(&checkpoint, &copies);
     let mut source_bytes = 0;
     for path in &source_paths {
@@ -72,6 +83,7 @@ pub fn convert(
         checkpoint,
         options,
         copies,
+        tokenizer,
         source_paths,
         out,
     };
@@ -98,10 +110,20 @@ fn copies(folder: &Path) -> Result<Vec<(PathBuf, u64)>, ConvertError> {
     Ok(copies)
 }
 
+/// The tokenizer where there is none to copy: of the folder's other files, or of a GGUF file's vocabulary.
+fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Assembled, ConvertError> {
+    match &checkpoint.folder {
+        Some(folder) if !checkpoint.is_gguf || folder.join(TOKENIZER_FILE).is_file() => {
+            tokenizer::assemble(folder, &checkpoint.config_text, &checkpoint.model_type)
+        }
+        _ => Ok(gguf::tokenizer(&checkpoint.source)),
+    }
+}
+
 /// Everything that the result depends on: config, copied files, weights.
 fn source_paths(checkpoint: &Checkpoint, copies: &[(PathBuf, u64)]) -> Vec<PathBuf> {
     let folder = checkpoint.folder.as_deref();
-    let config = folder.filter(|_| checkpoint.has_config_file);
+    let config = folder.filter(|_| !checkpoint.is_gguf);
     let config = config.map(|folder| folder.join(CONFIG_FILE));
     let copied = copies.iter().map(|(path, _)| path.clone());
     let weights = checkpoint.source.paths().map(Path::to_path_buf);
@@ -113,6 +135,8 @@ struct Work<'a> {
     checkpoint: Checkpoint,
     options: &'a ConvertOptions,
     copies: Vec<(PathBuf, u64)>,
+    /// The text of a `tokenizer.json` that is not copied.
+    tokenizer: Option<String>,
     source_paths: Vec<PathBuf>,
     out: &'a Path,
 }
@@ -153,7 +177,14 @@ impl Work<'_> {
     fn run(&self, folder: &OutputFolder, meter: &Meter<'_>) -> Result<ConvertReport, ConvertError> {
         let sources = self.hash_sources(meter)?;
         let job = job_of(&sources, self.options);
-        let plan = Plan::new(&self.checkpoint, self.options, &self.copies, &job)?;
+        let tokenizer = self.tokenizer.as_deref();
+        let plan = Plan::new(
+            &self.checkpoint,
+            self.options,
+            &self.copies,
+            tokenizer,
+            &job,
+        )?;
         let mut state = self.take_up(folder, &plan, job)?;
         let done = state
             .finished

@@ -8,7 +8,7 @@
 //! The steps, each in its own file:
 //! 1. `source` and `config` read and check the checkpoint; `gguf` brings GGUF to Hugging Face's names.
 //! 2. `family` says which tensors a model of this type has; `check` and `head` match the two.
-//! 3. `plan` lays out every output file.
+//! 3. `tokenizer` makes a `tokenizer.json` where the checkpoint has another kind; `plan` lays out every output file.
 //! 4. `tensors` and `records` write them through `output`, one after the other; `state` remembers
 //!    the finished ones, so that a killed run can be taken up. The manifest comes last.
 //!
@@ -36,6 +36,7 @@ mod records;
 mod source;
 mod state;
 mod tensors;
+mod tokenizer;
 mod transcode;
 
 pub use convert::convert;

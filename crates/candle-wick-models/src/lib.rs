@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod falcon;
 mod family;
 mod generation;
 mod interrupt;

@@ -3,6 +3,7 @@
 //! One file a family, found by `model_type`. To add one: write `spec`, what else differs from
 //! [`CURRENT`] for old uploads, and list it in [`FAMILIES`].
 
+mod falcon;
 mod llama;
 mod opt;
 mod persimmon;
@@ -41,7 +42,13 @@ const CURRENT: Family = Family {
     spec: |_| Err(unsupported("this family")),
 };
 
-const FAMILIES: &[Family] = &[llama::FAMILY, opt::FAMILY, persimmon::FAMILY, phi::FAMILY];
+const FAMILIES: &[Family] = &[
+    falcon::FAMILY,
+    llama::FAMILY,
+    opt::FAMILY,
+    persimmon::FAMILY,
+    phi::FAMILY,
+];
 
 /// The tensors of one model.
 pub(crate) struct ModelSpec {

@@ -6,7 +6,8 @@
 //! - `metadata`: one architecture's keys, with a sentence for each that is missing or wrong;
 //! - `config`: from these the `config.json` of the same model;
 //! - `rope`: scaled rotary frequencies;
-//! - `tensors`: names, and the rows' order where llama.cpp has another one.
+//! - `tensors`: names, and the rows' order where llama.cpp has another one;
+//! - `vocabulary`: the keys of the tokenizer.
 //!
 //! Not here: the bytes of the file (`wick-checkpoint`), quantised blocks (`source`).
 
@@ -14,10 +15,13 @@ mod config;
 mod metadata;
 mod rope;
 mod tensors;
+mod vocabulary;
 
 use crate::config::ModelConfig;
 use crate::source::{Shards, SourceFolder};
 use crate::ConvertError;
+
+pub(crate) use self::vocabulary::tokenizer;
 
 /// What `general.architecture` may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

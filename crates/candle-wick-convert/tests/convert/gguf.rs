@@ -7,7 +7,7 @@ use candle_wick_convert::{ConvertError, ConvertOptions};
 use serde_json::{json, Value};
 use wick_format::Dtype;
 
-use crate::gguf_file::{kinds, paired, rows_in_order, GgufFile};
+use crate::gguf_file::{kinds, paired, rows_in_order, GgufFile, Value as GgufValue};
 use crate::tiny::{all_tensors, manifest, run, run_default, snapshot, stored, Place, Tiny};
 
 const HEADS: usize = 4;
@@ -264,7 +264,7 @@ fn beside_a_hugging_face_checkpoint() {
     let place = Place::of(&tiny);
     fs::write(place.source.join("tiny.gguf"), gguf_of(&tiny).bytes()).unwrap();
     let report = run_default(&place.source, &place.out).unwrap();
-    assert_eq!(report.notes, ["left out: tiny.gguf"]);
+    assert_eq!(report.notes[0], "left out: tiny.gguf");
     // Without its weights the folder is one of a GGUF file, whose metadata counts.
     fs::remove_file(place.source.join("model.safetensors")).unwrap();
     fs::write(place.source.join("config.json"), "{}").unwrap();
@@ -485,4 +485,65 @@ fn tensors_that_are_damaged_or_of_another_type() {
         text.contains("not a folder") && text.contains("give the folder"),
         "{text}"
     );
+}
+
+/// Byte-level BPE over `a`, `b` and a space, with one merge.
+fn with_vocabulary(file: &mut GgufFile) {
+    let tokens = ["<s>", "</s>", "a", "b", "\u{120}", "ab"];
+    let mut texts: Vec<String> = tokens.map(String::from).into();
+    texts.extend((texts.len()..40).map(|n| format!("unused{n}")));
+    file.set("tokenizer.ggml.model", "gpt2");
+    file.set("tokenizer.ggml.pre", "gpt-2");
+    file.set(
+        "tokenizer.ggml.token_type",
+        GgufValue::Ints((0..40).map(|n| if n < 2 { 3 } else { 1 }).collect()),
+    );
+    file.set("tokenizer.ggml.tokens", GgufValue::Texts(texts));
+    file.set(
+        "tokenizer.ggml.merges",
+        GgufValue::Texts(vec!["a b".into()]),
+    );
+    file.set("tokenizer.ggml.bos_token_id", 0);
+    file.set("tokenizer.ggml.eos_token_id", 1);
+    file.set("tokenizer.ggml.padding_token_id", u32::MAX as usize);
+    file.set("tokenizer.ggml.add_bos_token", true);
+}
+
+#[test]
+fn the_vocabulary_becomes_a_tokenizer() {
+    let mut file = gguf_of(&tiny());
+    with_vocabulary(&mut file);
+    let whole = place(&file);
+    let report = run_default(&whole.source, &whole.out).unwrap();
+    assert_eq!(report.notes, Vec::<String>::new());
+    let json: Value = serde_json::from_slice(&snapshot(&whole.out)["tokenizer.json"]).unwrap();
+    assert_eq!(json["model"]["vocab"]["ab"], 5);
+    assert_eq!(json["added_tokens"][0]["content"], "<s>");
+
+    type Edit = fn(&mut GgufFile);
+    let broken: [(Edit, &str); 4] = [
+        (|file| file.set("tokenizer.ggml.model", "bert"), "`bert`"),
+        (
+            |file| *file = file.clone().without("tokenizer.ggml.model"),
+            "tokenizer.ggml.model",
+        ),
+        (
+            |file| file.set("tokenizer.ggml.tokens", "abc"),
+            "tokenizer.ggml.tokens",
+        ),
+        (|file| file.set("tokenizer.ggml.bos_token_id", 40), "40"),
+    ];
+    for (edit, part) in broken {
+        let mut file = file.clone();
+        edit(&mut file);
+        let place = place(&file);
+        let report = run_default(&place.source, &place.out).unwrap();
+        let note = report.notes.last().unwrap();
+        assert!(
+            note.starts_with("no tokenizer.json: tiny.gguf") && note.contains(part),
+            "{note}"
+        );
+        assert!(!place.out.join("tokenizer.json").exists());
+        assert_eq!(all_tensors(&place.out), all_tensors(&whole.out));
+    }
 }

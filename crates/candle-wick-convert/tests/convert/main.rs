@@ -3,8 +3,10 @@
 
 mod content;
 mod corrupt;
+mod falcon;
 mod folder;
 mod gguf;
+mod gguf_families;
 mod gguf_file;
 mod heads;
 mod persimmon;
