@@ -31,7 +31,7 @@ const WRAPPERS: [&str; 3] = ["module.", "_forward_module.", "_orig_mod."];
 
 /// The weight files and their tensors.
 pub(crate) struct SourceFolder {
-    /// The folder, or the GGUF file, for messages.
+    /// The folder, or the GGUF file with the metadata, for messages.
     pub(crate) path: PathBuf,
     shards: Vec<WeightFile>,
     tensors: BTreeMap<String, SourceTensor>,
@@ -43,7 +43,7 @@ impl SourceFolder {
     /// Opens and checks every weight file.
     pub(crate) fn open(found: &Shards, rename: fn(&str) -> String) -> Result<Self, ConvertError> {
         let mut source = Self {
-            path: found.source.clone(),
+            path: found.described_by(),
             shards: Vec::new(),
             tensors: BTreeMap::new(),
             metadata: Metadata::default(),

@@ -86,6 +86,14 @@ impl Shards {
         self.kind == Kind::Gguf
     }
 
+    /// What says which model it is: the folder, or the first GGUF file.
+    pub(super) fn described_by(&self) -> PathBuf {
+        match (self.kind, self.names.first()) {
+            (Kind::Gguf, Some(name)) => self.folder.join(name),
+            _ => self.source.clone(),
+        }
+    }
+
     /// The folder that the user gave, `None` for a file.
     pub(crate) fn source_folder(&self) -> Option<&Path> {
         self.source.is_dir().then_some(&*self.source)

@@ -144,10 +144,26 @@ impl Family {
         name.split_off(1)
     }
 
+    /// Gives the keys that the config leaves out the values that transformers does.
+    fn fill_in(&self, config: &mut Value) {
+        let is = |architecture| self.architecture == architecture;
+        for (key, default) in [
+            ("ffn_hidden_size", json!(4 * size(config, "hidden_size"))),
+            ("qk_layernorm", json!(is("persimmon"))),
+            ("rope_theta", json!(10000.0)),
+            ("tie_word_embeddings", json!(is("falcon"))),
+        ] {
+            if config[key].is_null() {
+                config[key] = default;
+            }
+        }
+    }
+
     /// The checkpoint as a GGUF file, its tensors changed on the way; and its config.
     fn file(&self, name: &str, change: impl Fn(&Value, &mut Tensors)) -> (GgufFile, Value) {
         let folder = fixture(name);
-        let config: Value = serde_json::from_slice(&snapshot(&folder)["config.json"]).unwrap();
+        let mut config = serde_json::from_slice(&snapshot(&folder)["config.json"]).unwrap();
+        self.fill_in(&mut config);
         let mut file = GgufFile::of(self.architecture);
         file.set(&self.key("context_length"), 2048);
         for (key, current) in self.keys {
