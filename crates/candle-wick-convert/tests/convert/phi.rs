@@ -274,7 +274,7 @@ fn parts_that_do_not_fit_are_refused() {
         (
             "more",
             more,
-            vec!["missing", "model.final_layernorm.weight"],
+            vec!["15 of 46 tensors missing", "layers.2.self_attn.q_proj"],
         ),
     ] {
         let text = Place::of(&tiny).refused().to_string();
