@@ -25,6 +25,7 @@ mod convert;
 mod error;
 mod family;
 mod head;
+#[cfg(feature = "hub")]
 pub mod hub;
 mod meter;
 mod options;
