@@ -62,16 +62,18 @@ impl Archive {
         };
         let directory = |source| CheckpointError::Directory { source };
         let mut zip = ZipArchive::with_config(config, reader).map_err(directory)?;
-        if zip.has_duplicate_names() {
-            return Err(directory(ZipError::UnsupportedArchive(
-                "it names an entry twice",
-            )));
-        }
+        let mut twice = zip.has_duplicate_names();
         let limit = zip.central_directory_start().min(file.len() as u64);
         let mut entries = BTreeMap::new();
         for index in 0..zip.len() {
             let (name, entry) = entry(&mut zip, index, limit)?;
-            entries.insert(name, entry);
+            // The same name in another encoding.
+            twice |= entries.insert(name, entry).is_some();
+        }
+        if twice {
+            return Err(directory(ZipError::UnsupportedArchive(
+                "it names an entry twice",
+            )));
         }
         check_apart(&entries)?;
         let root = root(&entries)?;
@@ -148,13 +150,16 @@ fn entry(
     limit: u64,
 ) -> Result<(String, Entry), CheckpointError> {
     let directory = |source| CheckpointError::Directory { source };
-    let file = zip.by_index_raw(index).map_err(directory)?;
-    let name = file.name().map_err(directory)?.into_owned();
-    let (size, stored_size) = (file.size(), file.compressed_size());
+    let name = zip.name_for_index(index).unwrap_or(Ok("".into()));
+    let name = name.map_err(directory)?.into_owned();
     let fail = |problem: String| CheckpointError::Entry {
         entry: name.clone(),
         problem,
     };
+    let file = zip
+        .by_index_raw(index)
+        .map_err(|source| fail(format!("has no readable header: {source}")))?;
+    let (size, stored_size) = (file.size(), file.compressed_size());
     let offset_bytes = file
         .data_start()
         .ok_or_else(|| fail("has no data".into()))?;

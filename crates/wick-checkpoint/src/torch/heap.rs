@@ -147,10 +147,12 @@ impl<'a> Heap<'a> {
         format!("{module}.{name}")
     }
 
-    /// Whether this may be a tensor: what an unknown function returned, or what torch made.
+    /// Whether this may be a tensor: what an unknown function returned, or an object of a class of
+    /// torch's that is no optimizer's.
     pub(super) fn may_be_tensor(&self, opaque: Opaque) -> bool {
         let (module, _, meaning) = self.names[opaque.global.0 as usize];
-        let of_torch = module == "torch" || module.starts_with("torch.");
+        let of_torch = module == "torch"
+            || (module.starts_with("torch.") && !module.starts_with("torch.optim"));
         meaning != Meaning::NeverTensor && (opaque.called || of_torch)
     }
 

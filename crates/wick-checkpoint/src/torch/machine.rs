@@ -5,9 +5,9 @@
 //! list (`globals`) and the rest stays opaque.
 //!
 //! Limits: [`OPCODES_MAX`] opcodes and [`STACK_MAX`] values on the stack. No opcode makes more
-//! than one object or stores more values than the stack lost, so that these bound the memory; a
-//! value on the stack, in the memo or in a list is a handle, so that doubling a list again and
-//! again doubles nothing.
+//! than one object or stores more values than the stack lost, so that these bound the memory: at
+//! most some hundred bytes an opcode, half a gigabyte in all. A value on the stack, in the memo or
+//! in a list is a handle, so that doubling a list again and again doubles nothing.
 
 use std::collections::HashMap;
 
@@ -16,8 +16,8 @@ use super::rebuild;
 use crate::bytes::Bytes;
 use crate::CheckpointError;
 
-/// A checkpoint of 100,000 tensors takes some five million.
-const OPCODES_MAX: u32 = 1 << 23;
+/// A tensor takes some 35, so that a file may have 100,000.
+const OPCODES_MAX: u32 = 1 << 22;
 
 /// Picklers put at most a thousand values at a time on the stack, tuples apart.
 const STACK_MAX: usize = 1 << 20;

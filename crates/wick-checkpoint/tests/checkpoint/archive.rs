@@ -1,6 +1,10 @@
 //! Zip archives with one thing broken each.
 
+use std::io::{Cursor, Write};
+
 use wick_checkpoint::read_torch;
+use zip::write::SimpleFileOptions;
+use zip::ZipWriter;
 
 use crate::support::{archive, archive_of, assert_sound, Pickle};
 
@@ -43,6 +47,25 @@ fn a_good_archive_reads() {
 }
 
 #[test]
+fn sizes_in_zip64_fields_count() {
+    let options = SimpleFileOptions::default().large_file(true);
+    let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
+    for (name, content) in [("a/data.pkl", pickle()), ("a/data/0", vec![1; 24])] {
+        writer.start_file(name, options).unwrap();
+        writer.write_all(&content).unwrap();
+    }
+    let mut file = writer.finish().unwrap().into_inner();
+    assert_eq!(read_torch(&file).unwrap()[0].len_bytes, 24);
+    // Id 1 and length, then the sizes; the fourth one is that of the second directory entry.
+    let size = position_of(&file, &[1, 0, 16, 0, 24], 1) + 4;
+    file[size..size + 16].copy_from_slice(&[[0, 0, 0, 0, 0, 1, 0, 0]; 2].concat());
+    assert_refused(
+        &file,
+        "zip entry `a/data/0` reaches 1099511627776 bytes from byte",
+    );
+}
+
+#[test]
 fn entries_are_where_and_as_they_must_be() {
     // Offsets in a directory entry: 8 flags, 10 method, 20 and 24 sizes, 42 local header.
     let overlapping = with_directory(1, 42, &0u32.to_le_bytes());
@@ -73,11 +96,11 @@ fn entries_are_where_and_as_they_must_be() {
         ),
         (
             with_directory(1, 42, &u32::MAX.to_le_bytes()),
-            "no readable directory",
+            "zip entry `archive/data/0` has no readable header",
         ),
         (
             with_directory(1, 42, &[0xff, 0xff, 0xff, 0x7f]),
-            "no readable directory",
+            "zip entry `archive/data/0` has no readable header",
         ),
         (overlapping, "starts at byte 0, before `archive/data"),
     ] {
@@ -124,6 +147,12 @@ fn names_are_what_pytorch_writes() {
     ]);
     while let Some(at) = twice.windows(14).position(|name| name == b"archive/data/1") {
         twice[at + 13] = b'0';
+    }
+    assert_refused(&twice, "it names an entry twice");
+    // One name in UTF-8, and in the encoding that zip archives had before.
+    let mut twice = archive(&[("data.pkl", &pickle), ("data/é", b""), ("data/X", b"")]);
+    while let Some(at) = twice.windows(6).position(|name| name == b"data/X") {
+        twice[at + 5] = 0x82;
     }
     assert_refused(&twice, "it names an entry twice");
 }

@@ -200,21 +200,16 @@ fn counts(tensors: u64, metadata: u64) -> Vec<u8> {
     [&head[..], &tensors.to_le_bytes(), &metadata.to_le_bytes()].concat()
 }
 
+#[track_caller]
+fn assert_refused(file: &[u8], says: &str) {
+    let error = read_gguf(file).unwrap_err().to_string();
+    assert!(error.contains(says), "{error}\n  should say: {says}");
+}
+
 #[test]
-fn broken_files_are_refused_in_a_sentence() {
-    let tensor = |dims: &[u64], number, offset| {
-        Gguf::new()
-            .tensor("w", dims, number, offset)
-            .data(1024)
-            .bytes()
-    };
+fn counts_and_metadata_that_cannot_be_true_are_refused() {
     let value = |number, bytes: &[u8]| Gguf::new().with("k", number, bytes).bytes();
     let twice = Gguf::new().with("k", 7, &[1]).with("k", 7, &[1]).bytes();
-    let same_name = Gguf::new()
-        .tensor("w", &[1], 0, 0)
-        .tensor("w", &[1], 0, 0)
-        .data(64)
-        .bytes();
     let deep = (0..5).fold(gguf_array(0, 1, &[1]), |inner, _| gguf_array(9, 1, &inner));
     let max = u64::MAX;
     for (file, says) in [
@@ -263,6 +258,26 @@ fn broken_files_are_refused_in_a_sentence() {
             "a metadata value at byte 45 is not UTF-8",
         ),
         (twice, "metadata `k` is there twice, expected there once"),
+    ] {
+        assert_refused(&file, says);
+    }
+}
+
+#[test]
+fn tensors_that_cannot_be_there_are_refused() {
+    let tensor = |dims: &[u64], number, offset| {
+        Gguf::new()
+            .tensor("w", dims, number, offset)
+            .data(1024)
+            .bytes()
+    };
+    let same_name = Gguf::new()
+        .tensor("w", &[1], 0, 0)
+        .tensor("w", &[1], 0, 0)
+        .data(64)
+        .bytes();
+    let max = u64::MAX;
+    for (file, says) in [
         (same_name, "tensor `w`: occurs twice"),
         (
             tensor(&[1; 5], 0, 0),
@@ -294,8 +309,7 @@ fn broken_files_are_refused_in_a_sentence() {
         (tensor(&[32], 4, 0), "tensor `w`: unknown ggml type 4"),
         (tensor(&[32], 4711, 0), "tensor `w`: unknown ggml type 4711"),
     ] {
-        let error = read_gguf(&file).unwrap_err().to_string();
-        assert!(error.contains(says), "{error}\n  should say: {says}");
+        assert_refused(&file, says);
     }
 }
 
@@ -306,11 +320,7 @@ fn arrays_have_a_limit_in_all() {
     let file = Gguf::new()
         .with("k", 9, &gguf_array(0, bytes.len() as u64, &bytes))
         .bytes();
-    let error = read_gguf(&file).unwrap_err().to_string();
-    assert!(
-        error.contains("a count of 16777217, at most 16777216 are possible"),
-        "{error}"
-    );
+    assert_refused(&file, "a count of 16777217, at most 16777216 are possible");
 }
 
 #[test]
