@@ -26,6 +26,7 @@ mod error;
 mod family;
 mod gguf;
 mod head;
+#[cfg(feature = "hub")]
 pub mod hub;
 mod meter;
 mod options;

@@ -1,4 +1,4 @@
-//! OPT and Llama with their feed-forward weights on flash, and text generation.
+//! OPT, Falcon, Llama, Phi and Persimmon with their feed-forward weights on flash, and text generation.
 //!
 //! Each family is one file, shaped like candle's own definitions. [`load`] picks the family from the config of
 //! a converted folder and spends the budget.

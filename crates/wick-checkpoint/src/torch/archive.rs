@@ -62,16 +62,18 @@ impl Archive {
         };
         let directory = |source| CheckpointError::Directory { source };
         let mut zip = ZipArchive::with_config(config, reader).map_err(directory)?;
-        if zip.has_duplicate_names() {
-            return Err(directory(ZipError::UnsupportedArchive(
-                "it names an entry twice",
-            )));
-        }
+        let mut twice = zip.has_duplicate_names();
         let limit = zip.central_directory_start().min(file.len() as u64);
         let mut entries = BTreeMap::new();
         for index in 0..zip.len() {
             let (name, entry) = entry(&mut zip, index, limit)?;
-            entries.insert(name, entry);
+            // The same name in another encoding.
+            twice |= entries.insert(name, entry).is_some();
+        }
+        if twice {
+            return Err(directory(ZipError::UnsupportedArchive(
+                "it names an entry twice",
+            )));
         }
         check_apart(&entries)?;
         let root = root(&entries)?;

@@ -149,6 +149,12 @@ fn names_are_what_pytorch_writes() {
         twice[at + 13] = b'0';
     }
     assert_refused(&twice, "it names an entry twice");
+    // One name in UTF-8, and in the encoding that zip archives had before.
+    let mut twice = archive(&[("data.pkl", &pickle), ("data/é", b""), ("data/X", b"")]);
+    while let Some(at) = twice.windows(6).position(|name| name == b"data/X") {
+        twice[at + 5] = 0x82;
+    }
+    assert_refused(&twice, "it names an entry twice");
 }
 
 #[test]
