@@ -47,6 +47,7 @@ const FIXTURES: &[(&str, f64)] = &[
     ("falcon-old-refined-web-model", 1e-3),
     ("falcon-own-head", 1e-3),
     ("falcon-rope-linear", 1e-3),
+    ("falcon-rope-parameters", 1e-3),
     ("falcon-relu-by-option", 2e-4),
     ("llama-biases", 2e-4),
     ("llama-head-dim", 2e-4),
@@ -56,6 +57,7 @@ const FIXTURES: &[(&str, f64)] = &[
     ("llama-oldest", 1e-3),
     ("llama-tied-duplicate-head", 1e-3),
     ("llama-bf16-rope-parameters", 1e-3),
+    ("llama-3-rope-parameters", 1e-3),
     ("llama-mixed-dtypes", 1e-3),
     ("sparsellama-fatrelu", 2e-4),
     ("mistral-sliding-window", 2e-4),
@@ -69,9 +71,11 @@ const FIXTURES: &[(&str, f64)] = &[
     ("phi-grouped-query", 2e-4),
     ("phi-f16-overflow", 1e-3),
     ("phi-relu", 2e-4),
+    ("phi-rope-parameters", 1e-3),
     ("phi-mixformer-sequential", 1e-3),
     ("persimmon", 1e-3),
     ("persimmon-no-qk-layernorm", 2e-4),
+    ("persimmon-rope-parameters", 1e-3),
     ("persimmon-defaults", 1e-3),
 ];
 

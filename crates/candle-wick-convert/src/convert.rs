@@ -114,7 +114,7 @@ fn copies(folder: &Path) -> Result<Vec<(PathBuf, u64)>, ConvertError> {
 fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Assembled, ConvertError> {
     match &checkpoint.folder {
         Some(folder) if !checkpoint.is_gguf || folder.join(TOKENIZER_FILE).is_file() => {
-            tokenizer::assemble(folder, &checkpoint.config_text, &checkpoint.model_type)
+            tokenizer::assemble(folder, &checkpoint.model_type)
         }
         _ => Ok(gguf::tokenizer(&checkpoint.source)),
     }

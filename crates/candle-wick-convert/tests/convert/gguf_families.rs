@@ -3,18 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
 
 use serde_json::{json, Value};
 
 use crate::gguf_file::{rows_in_order, separated, GgufFile};
-use crate::tiny::{all_tensors, manifest, run_default, snapshot, Place, Stored};
+use crate::tiny::{all_tensors, fixture, manifest, run_default, snapshot, Place, Stored};
 
 type Tensors = BTreeMap<String, Stored>;
-
-fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures")).join(name)
-}
 
 /// A family's keys and names in llama.cpp's words.
 struct Family {

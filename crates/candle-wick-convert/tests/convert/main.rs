@@ -1,4 +1,4 @@
-//! The conversion from outside: checkpoints made here (and the shared fixtures, when present) in,
+//! The conversion from outside: checkpoints made here and the repository's fixtures in,
 //! folders out, read back with the safetensors crate.
 
 mod content;
@@ -8,6 +8,7 @@ mod folder;
 mod gguf;
 mod gguf_families;
 mod gguf_file;
+mod gguf_metadata;
 mod heads;
 mod persimmon;
 mod phi;

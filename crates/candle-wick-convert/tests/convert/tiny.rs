@@ -188,6 +188,15 @@ pub(crate) fn run_default(source: &Path, out: &Path) -> Result<ConvertReport, Co
     run(source, out, &ConvertOptions::default())
 }
 
+/// The notes but for one: these checkpoints have no tokenizer.
+pub(crate) fn notes_on_weights(report: &ConvertReport) -> Vec<String> {
+    let notes = report.notes.iter().cloned();
+    let (without, others): (Vec<_>, _) =
+        notes.partition(|note| note.starts_with("no tokenizer.json"));
+    assert_eq!(without.len(), 1, "{:?}", report.notes);
+    others
+}
+
 /// A checkpoint folder and an output path beside it.
 pub(crate) struct Place {
     _folder: tempfile::TempDir,
@@ -261,16 +270,7 @@ pub(crate) fn all_tensors(folder: &Path) -> BTreeMap<String, Stored> {
     all
 }
 
-/// The shared fixture of this name, or a line that says why the test is skipped.
-pub(crate) fn fixture(name: &str) -> Option<PathBuf> {
-    let folder = Path::new(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../../shared/fixtures"
-    ))
-    .join(name);
-    if folder.is_dir() {
-        return Some(folder);
-    }
-    eprintln!("skipped: no fixture {}", folder.display());
-    None
+/// The fixture of this name.
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures")).join(name)
 }

@@ -8,7 +8,9 @@ use safetensors::Dtype as FileDtype;
 use serde_json::json;
 use wick_format::Dtype;
 
-use crate::tiny::{all_tensors, manifest, run_default, snapshot, Place, Stored, Tiny};
+use crate::tiny::{
+    all_tensors, manifest, notes_on_weights, run_default, snapshot, Place, Stored, Tiny,
+};
 use crate::torch_file::TorchFile;
 
 const SINGLE: &str = "pytorch_model.bin";
@@ -49,15 +51,7 @@ fn check(tiny: &Tiny, files: &[(&str, Vec<u8>)]) -> Vec<String> {
         .map(|file| file.name);
     let sources: Vec<String> = sources.collect();
     assert!(sources.iter().any(|name| weights(&name)), "{sources:?}");
-    without_tokenizer(report.notes)
-}
-
-/// The notes but for one: these checkpoints have no tokenizer.
-fn without_tokenizer(mut notes: Vec<String>) -> Vec<String> {
-    let before = notes.len();
-    notes.retain(|note| !note.starts_with("no tokenizer.json"));
-    assert_eq!(notes.len() + 1, before, "{notes:?}");
-    notes
+    notes_on_weights(&report)
 }
 
 #[test]
@@ -240,10 +234,7 @@ fn safetensors_go_before_pickles() {
         fs::write(both.source.join(SINGLE), bytes).unwrap();
         let report = run_default(&both.source, &both.out).unwrap();
         check_same(&both.out, &expected.out);
-        assert_eq!(
-            without_tokenizer(report.notes),
-            ["left out: pytorch_model.bin"]
-        );
+        assert_eq!(notes_on_weights(&report), ["left out: pytorch_model.bin"]);
     }
     // A download that stopped says so, although the other files are complete.
     let partial = Place::new();
