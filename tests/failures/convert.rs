@@ -110,7 +110,7 @@ fn missing_files() {
         place.source.join("pytorch_model.bin"),
     )
     .unwrap();
-    place.refuses(&[text(&place.source), "PyTorch"]);
+    place.refuses(&["pytorch_model.bin", "torch.save"]);
 
     let place = Place::of("opt-pre-ln");
     fs::remove_file(place.source.join("config.json")).unwrap();

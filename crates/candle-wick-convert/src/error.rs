@@ -69,7 +69,7 @@ pub enum ConvertError {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: CheckpointError,
+        source: Box<CheckpointError>,
     },
     /// Weight files that the checkpoint names but does not have.
     #[error(
@@ -186,7 +186,10 @@ impl ConvertError {
     /// For `map_err`: what is wrong with a PyTorch or GGUF file.
     pub(crate) fn weight_file(path: &Path) -> impl FnOnce(CheckpointError) -> Self {
         let path = path.to_path_buf();
-        move |source| Self::WeightFile { path, source }
+        move |source| Self::WeightFile {
+            path,
+            source: source.into(),
+        }
     }
 
     pub(crate) fn checkpoint(path: &Path, problem: impl Into<String>) -> Self {

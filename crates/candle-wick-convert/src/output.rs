@@ -248,18 +248,16 @@ pub(crate) fn read_pieces(
 /// Refuses an output folder that is the source itself, or lies in it.
 pub(crate) fn refuse_inside(source: &Path, out: &Path) -> Result<(), ConvertError> {
     let source = fs::canonicalize(source).map_err(ConvertError::io(source, "read"))?;
+    let kind = if source.is_dir() { "folder" } else { "file" };
     let out_real = real_path(out)?;
-    if out_real == source {
-        return Err(ConvertError::output(
-            out,
-            "is the source itself: choose another one",
-        ));
-    }
-    if out_real.starts_with(&source) {
-        let problem = "lies in the source folder, which is only read: choose another one";
-        return Err(ConvertError::output(out, problem));
-    }
-    Ok(())
+    let place = if out_real == source {
+        format!("is the source {kind} itself")
+    } else if out_real.starts_with(&source) {
+        format!("lies in the source {kind}, which is only read")
+    } else {
+        return Ok(());
+    };
+    Err(ConvertError::output(out, place + ": choose another one"))
 }
 
 /// The absolute path without links, of a folder that need not exist yet.

@@ -107,14 +107,11 @@ impl<'a> Described<'a> {
         got: impl Into<String>,
         expected: impl Into<String>,
     ) -> ConvertError {
-        ConvertError::WeightFile {
-            path: self.source.path.clone(),
-            source: CheckpointError::Metadata {
-                key: self.key(key),
-                got: got.into(),
-                expected: expected.into(),
-            },
-        }
+        ConvertError::weight_file(&self.source.path)(CheckpointError::Metadata {
+            key: self.key(key),
+            got: got.into(),
+            expected: expected.into(),
+        })
     }
 
     /// Whether the file has the tensor.

@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use candle_wick_convert::{ConvertError, ConvertOptions};
+use candle_wick_convert::ConvertOptions;
 use serde_json::{json, Value};
 use wick_format::Dtype;
 
-use crate::tiny::{fixture, run_default, Place, Tiny};
+use crate::tiny::{run_default, Place, Tiny};
 
 fn tiny() -> Tiny {
     Tiny::llama(16, 24, Dtype::F16)
@@ -262,18 +262,6 @@ fn unknown_architectures() {
     let mut quantised = tiny();
     quantised.config["quantization_config"] = json!({ "bits": 4 });
     contains(&refusal(&Place::of(&quantised)), &["quantised"]);
-
-    for name in ["falcon-7b-multi-query"] {
-        if let Some(source) = fixture(name) {
-            let place = Place::new();
-            let error = run_default(&source, &place.out).unwrap_err();
-            assert!(
-                matches!(error, ConvertError::Unsupported { .. }),
-                "{name}: {error}"
-            );
-            assert!(!place.out.exists());
-        }
-    }
 }
 
 #[test]

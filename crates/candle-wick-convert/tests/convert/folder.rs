@@ -122,7 +122,7 @@ fn the_source_folder_is_no_output_folder() {
     ] {
         let error = run_default(&place.source, &out).unwrap_err();
         assert!(matches!(&error, ConvertError::Output { .. }), "{error}");
-        assert!(error.to_string().contains("the source"), "{error}");
+        assert!(error.to_string().contains("source folder"), "{error}");
     }
     assert_eq!(snapshot(&place.source), before);
 }

@@ -251,6 +251,7 @@ fn a_second_run_and_the_file_itself() {
     for out in [&file, &file.join("out")] {
         let error = run_default(&file, out).unwrap_err();
         assert!(matches!(error, ConvertError::Output { .. }), "{error}");
+        assert!(error.to_string().contains("source file"), "{error}");
     }
     let mut other = gguf_of(&tiny());
     other.set("llama.context_length", 1024);

@@ -143,6 +143,7 @@ impl Family {
     fn fill_in(&self, config: &mut Value) {
         let is = |architecture| self.architecture == architecture;
         for (key, default) in [
+            ("activation", json!("gelu")),
             ("ffn_hidden_size", json!(4 * size(config, "hidden_size"))),
             ("qk_layernorm", json!(is("persimmon"))),
             ("rope_theta", json!(10000.0)),
