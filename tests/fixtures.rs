@@ -44,9 +44,11 @@ const FIXTURES: &[(&str, f64)] = &[
     ("falcon-old-refined-web-model", 1e-3),
     ("falcon-own-head", 1e-3),
     ("falcon-rope-linear", 1e-3),
+    ("falcon-rope-parameters", 1e-3),
     ("llama-biases", 2e-4),
     ("llama-head-dim", 2e-4),
     ("llama-rope-linear", 1e-3),
+    ("llama-3-rope-parameters", 1e-3),
     ("llama-rope-dynamic", 1e-3),
     ("llama-gelu", 1e-3),
     ("llama-oldest", 1e-3),
@@ -65,8 +67,10 @@ const FIXTURES: &[(&str, f64)] = &[
     ("phi-grouped-query", 2e-4),
     ("phi-f16-overflow", 1e-3),
     ("phi-relu", 2e-4),
+    ("phi-rope-parameters", 1e-3),
     ("persimmon", 1e-3),
     ("persimmon-no-qk-layernorm", 2e-4),
+    ("persimmon-rope-parameters", 1e-3),
 ];
 
 /// Below this gap between the two likeliest tokens another order of sums may choose the other one.
