@@ -11,3 +11,4 @@ mod score;
 mod stock;
 mod support;
 mod tidy;
+mod tokenizers;
