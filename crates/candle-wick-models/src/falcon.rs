@@ -103,15 +103,10 @@ impl FalconConfig {
         let default = if self.new_decoder_architecture { 2 } else { 1 };
         self.num_ln_in_parallel_attn.unwrap_or(default)
     }
-
     fn inv_freq(&self) -> std::result::Result<Vec<f32>, String> {
-        let newer_first = [&self.rope_parameters, &self.rope_scaling];
-        let parameters = newer_first.into_iter().flatten().next();
-        let parameters = parameters.cloned().unwrap_or_default();
-        let theta = parameters.rope_theta.or(self.rope_theta);
-        let theta = theta.unwrap_or(10_000.0);
-        check_positive("rope_theta", theta)?;
-        parameters.inv_freq(theta, self.head_dim())
+        let parameters = RopeParameters::of(&self.rope_scaling, &self.rope_parameters);
+        let theta = self.rope_theta.unwrap_or(10_000.0);
+        parameters.partial_inv_freq(theta, 1.0, self.head_dim())
     }
 
     fn check_positions(&self) -> std::result::Result<(), String> {

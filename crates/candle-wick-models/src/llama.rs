@@ -133,16 +133,10 @@ impl LlamaConfig {
         }
     }
 
-    /// A model saved for both old and new readers has both keys; transformers then obeys `rope_scaling`.
     fn inv_freq(&self) -> std::result::Result<Vec<f32>, String> {
-        let parameters = self.rope_scaling.as_ref().or(self.rope_parameters.as_ref());
-        let parameters = parameters.cloned().unwrap_or_default();
-        let theta = parameters
-            .rope_theta
-            .or(self.rope_theta)
-            .unwrap_or(10_000.0);
-        check_positive("rope_theta", theta)?;
-        parameters.inv_freq(theta, self.head_dim())
+        let parameters = RopeParameters::of(&self.rope_scaling, &self.rope_parameters);
+        let theta = self.rope_theta.unwrap_or(10_000.0);
+        parameters.partial_inv_freq(theta, 1.0, self.head_dim())
     }
 }
 

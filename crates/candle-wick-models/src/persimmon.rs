@@ -64,11 +64,11 @@ impl PersimmonConfig {
         self.hidden_size / self.num_attention_heads
     }
 
-    /// As transformers, which obeys `rope_scaling` where a config has both keys.
     fn inv_freq(&self) -> std::result::Result<Vec<f32>, String> {
-        let parameters = self.rope_scaling.as_ref().or(self.rope_parameters.as_ref());
-        parameters.cloned().unwrap_or_default().partial_inv_freq(
-            self.rope_theta.unwrap_or(25_000.0),
+        let parameters = RopeParameters::of(&self.rope_scaling, &self.rope_parameters);
+        let theta = self.rope_theta.unwrap_or(25_000.0);
+        parameters.partial_inv_freq(
+            theta,
             self.partial_rotary_factor.unwrap_or(0.5),
             self.head_dim(),
         )

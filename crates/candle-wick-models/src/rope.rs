@@ -34,6 +34,13 @@ pub struct RopeParameters {
 }
 
 impl RopeParameters {
+    /// The parameters of a config. One saved for both old and new readers has both keys; transformers then obeys
+    /// `rope_scaling`.
+    pub(crate) fn of(rope_scaling: &Option<Self>, rope_parameters: &Option<Self>) -> Self {
+        let chosen = rope_scaling.as_ref().or(rope_parameters.as_ref());
+        chosen.cloned().unwrap_or_default()
+    }
+
     /// Frequencies for the first `factor` of a head of `head_dim` values, rounded down; `theta` and `factor` are
     /// those of the config, which these parameters may know better. The error is a reason without the config's name.
     pub(crate) fn partial_inv_freq(

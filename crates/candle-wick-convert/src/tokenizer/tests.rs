@@ -255,6 +255,14 @@ fn broken_files_are_refused_by_name() {
             "{name}: {sentence}"
         );
     }
+    let large = byte_level(&[]);
+    let file = fs::File::create(large.path().join("merges.txt")).unwrap();
+    file.set_len(FILE_BYTES_MAX + 1).unwrap();
+    assert!(refusal(large.path()).contains("merges.txt is larger"));
+}
+
+#[test]
+fn files_that_contradict_each_other_are_refused() {
     let twice = byte_level(&[("added_tokens.json", json!({"h": 300}))]);
     assert!(
         refusal(twice.path()).contains("`h` two ids"),
@@ -277,8 +285,4 @@ fn broken_files_are_refused_by_name() {
         json!({"add_bos_token": true, "bos_token": null}),
     )]);
     assert_eq!(ids(&assembled(none.path(), "opt"), "hello"), [HELLO]);
-    let large = byte_level(&[]);
-    let file = fs::File::create(large.path().join("merges.txt")).unwrap();
-    file.set_len(FILE_BYTES_MAX + 1).unwrap();
-    assert!(refusal(large.path()).contains("merges.txt is larger"));
 }
