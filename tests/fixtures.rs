@@ -52,7 +52,6 @@ const FIXTURES: &[(&str, f64)] = &[
     ("llama-biases", 2e-4),
     ("llama-head-dim", 2e-4),
     ("llama-rope-linear", 1e-3),
-    ("llama-3-rope-parameters", 1e-3),
     ("llama-rope-dynamic", 1e-3),
     ("llama-gelu", 1e-3),
     ("llama-oldest", 1e-3),

@@ -8,8 +8,9 @@
 //!    `pytorch_model-00001-of-0000N.bin`;
 //! 3. a GGUF file, whole or in such a sequence.
 //!
-//! The first kind of which there is anything is taken, and must be complete: a download that stopped is no reason
-//! to read something else without a word. What is not taken is named in a note.
+//! The first kind of which there is a file is taken, and must be complete: a download that stopped is no reason to
+//! read something else without a word. An index alone is no file: those who fetch one kind of weights often fetch
+//! every `.json`. What is not taken is named in a note.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -112,6 +113,7 @@ impl Shards {
 
     fn of_folder(folder: &Path) -> Result<Self, ConvertError> {
         let present = file_names(folder)?;
+        let mut without_files = None;
         for (kind, single_file) in HUGGING_FACE {
             let index_path = folder.join(format!("{single_file}.index.json"));
             let mut weight_map = BTreeMap::new();
@@ -123,17 +125,21 @@ impl Shards {
             } else {
                 numbered_files(&present, kind)
             };
-            if !listed.is_empty() {
+            if listed.iter().any(|name| folder.join(name).exists()) {
                 let mut this = Self::complete(folder, folder, kind, listed, &present)?;
                 (this.weight_map, this.index_path) = (weight_map, index_path);
                 return Ok(this);
             }
+            if !listed.is_empty() {
+                without_files = without_files.or(Some((kind, listed)));
+            }
         }
-        let listed = one_gguf(folder, &present)?;
-        if listed.is_empty() {
-            return Err(no_weights(folder, &present));
+        let gguf = one_gguf(folder, &present)?;
+        match without_files {
+            _ if !gguf.is_empty() => Self::complete(folder, folder, Kind::Gguf, gguf, &present),
+            Some((kind, listed)) => Self::complete(folder, folder, kind, listed, &present),
+            None => Err(no_weights(folder, &present)),
         }
-        Self::complete(folder, folder, Kind::Gguf, listed, &present)
     }
 
     fn of_file(path: &Path) -> Result<Self, ConvertError> {

@@ -1,5 +1,8 @@
 //! What a GGUF file says besides weights: the config and the tokenizer that come of it, and what is refused.
 
+use std::fs;
+
+use candle::quantized::GgmlDType;
 use serde_json::{json, Value};
 use wick_format::Dtype;
 
@@ -50,6 +53,9 @@ fn the_config_of_the_same_model() {
         json!({ "rope_type": "linear", "factor": 4.0 })
     );
 }
+
+/// What is done to a file before it is converted.
+type Edit = fn(&mut GgufFile);
 
 /// llama.cpp's divisors for Llama 3.
 fn llama3_divisors(theta: f64, head_dim: usize, factor: f64) -> Vec<f32> {
@@ -114,7 +120,7 @@ fn rotary_frequencies_of_llama_3() {
 }
 
 #[test]
-fn metadata_that_is_missing_or_not_supported() {
+fn metadata_that_is_missing() {
     for (key, _) in gguf_of(&tiny()).metadata {
         let place = place(&gguf_of(&tiny()).without(&key));
         let optional = ["rope.", "head_count_kv", "tokenizer."]
@@ -129,7 +135,10 @@ fn metadata_that_is_missing_or_not_supported() {
             Err(error) => assert!(!optional && error.to_string().contains(&key), "{error}"),
         }
     }
-    type Edit = fn(&mut GgufFile);
+}
+
+#[test]
+fn metadata_that_contradicts_itself_or_is_not_supported() {
     let cases: [(Edit, &[&str]); 13] = [
         (
             |file| file.set("general.architecture", "mamba"),
@@ -230,7 +239,6 @@ fn the_vocabulary_becomes_a_tokenizer() {
     assert_eq!(json["model"]["vocab"]["ab"], 5);
     assert_eq!(json["added_tokens"][0]["content"], "<s>");
 
-    type Edit = fn(&mut GgufFile);
     let broken: [(Edit, &str); 4] = [
         (|file| file.set("tokenizer.ggml.model", "bert"), "`bert`"),
         (
@@ -255,5 +263,27 @@ fn the_vocabulary_becomes_a_tokenizer() {
         );
         assert!(!place.out.join("tokenizer.json").exists());
         assert_eq!(all_tensors(&place.out), all_tensors(&whole.out));
+    }
+}
+
+#[test]
+fn flipped_bytes_of_the_head_never_panic() {
+    let mut file = gguf_of(&Tiny::llama_of(32, 32, 1, Dtype::F16));
+    file.quantise(GgmlDType::Q8_0);
+    file.set("llama.attention.key_length", 8);
+    file.set("llama.rope.scaling.factor", 2.0);
+    file.add("rope_freqs.weight", &stored(Dtype::F32, &[4], &[1.0; 4]));
+    let bytes = file.bytes();
+    let data_bytes: usize = file.tensors.iter().map(|tensor| tensor.3.len()).sum();
+    let place = place(&file);
+    let path = place.source.join("tiny.gguf");
+    for position in 0..bytes.len() - data_bytes {
+        let mut flipped = bytes.clone();
+        flipped[position] ^= 1 << (position % 8);
+        fs::write(&path, &flipped).unwrap();
+        // Some flips still are a model, with another number of positions for instance.
+        if run_default(&place.source, &place.out).is_ok() {
+            fs::remove_dir_all(&place.out).unwrap();
+        }
     }
 }

@@ -248,6 +248,17 @@ fn safetensors_go_before_pickles() {
     fs::remove_file(partial.source.join(lost)).unwrap();
     let text = partial.refused().to_string();
     assert!(text.contains("2 of 3") && text.contains(lost), "{text}");
+    // Their index alone says nothing of the kind.
+    for number in [1, 3] {
+        let name = format!("model-0000{number}-of-00003.safetensors");
+        fs::remove_file(partial.source.join(name)).unwrap();
+    }
+    run_default(&partial.source, &partial.out).unwrap();
+    check_same(&partial.out, &expected.out);
+    fs::remove_file(partial.source.join(SINGLE)).unwrap();
+    fs::remove_dir_all(&partial.out).unwrap();
+    let text = partial.refused().to_string();
+    assert!(text.contains("0 of 3") && text.contains(lost), "{text}");
 }
 
 #[test]
