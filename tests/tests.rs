@@ -8,3 +8,4 @@ mod fixtures;
 mod stock;
 mod support;
 mod tidy;
+mod unmodified;
