@@ -74,6 +74,9 @@ fn tiny_models_give_the_same_bytes_everywhere() {
         ("opt-pre-ln", &both[..]),
         ("llama-relu-gqa-f16", &both[..]),
         ("llama-2-silu", &both[..1]),
+        ("falcon-40b-new-architecture", &both[..1]),
+        ("phi-2", &both[..1]),
+        ("persimmon", &both[..]),
     ] {
         let out = converted(&fixture(name));
         // Five slots are below the floor of any budget, and still enough to be exact.
@@ -166,7 +169,12 @@ fn token_set(folder: &FlashFolder, selector: SelectorKind, ids: &[u32]) -> usize
 /// A prompt's logits do not depend on how many of its tokens are computed together.
 #[test]
 fn prompt_and_decode_agree_to_the_bit() {
-    for name in ["opt-pre-ln", "llama-3-rope-scaled-tied"] {
+    for name in [
+        "opt-pre-ln",
+        "opt-350m-post-ln",
+        "llama-3-rope-scaled-tied",
+        "mistral-sliding-window",
+    ] {
         let out = converted(&fixture(name));
         let ids = expected(name).ids;
         let folder = FlashFolder::open(out.path(), IoOptions::default()).unwrap();

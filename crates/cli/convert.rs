@@ -1,10 +1,13 @@
-//! `wick convert`: a checkpoint in, a folder out.
+//! `wick convert`: a checkpoint in, a folder out. One that is not here is downloaded first.
 
+use std::panic;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::thread;
 
-use anyhow::{bail, Result};
+use anyhow::{bail, ensure, Result};
 use candle_wick::{HumanBytes, Memory};
+use candle_wick_convert::hub::{self, DownloadProgress, HubModel};
 use candle_wick_convert::{convert, ConvertOptions, ConvertProgress, ConvertReport};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -16,7 +19,7 @@ const IGNORED_SHOWN: usize = 8;
 
 #[derive(Args, Debug)]
 pub(crate) struct ConvertArgs {
-    /// Hugging Face folder: config.json and safetensors files
+    /// Hugging Face folder (config.json and weights), or ORG/NAME of a model on the hub
     #[arg(value_name = "SRC")]
     source: PathBuf,
 
@@ -34,6 +37,14 @@ pub(crate) struct ConvertArgs {
     /// Start another file of FFN records beyond this size [default: 1GiB]
     #[arg(long, value_name = "SIZE")]
     file_size: Option<Memory>,
+
+    /// Branch, tag or commit of a model on the hub [default: main]
+    #[arg(long, value_name = "NAME")]
+    revision: Option<String>,
+
+    /// GGUF file of a model on the hub that has several
+    #[arg(long, value_name = "NAME")]
+    file: Option<String>,
 
     /// Print errors only
     #[arg(short, long)]
@@ -75,10 +86,70 @@ impl ConvertArgs {
             },
         })
     }
+
+    /// What to convert: what lies at the path, or else a model of the hub, downloaded.
+    fn model(&self) -> Result<HubModel> {
+        let source = self.source.display();
+        // A link that leads nowhere is a local path too.
+        if self.source.symlink_metadata().is_ok() {
+            for (flag, value) in [("revision", &self.revision), ("file", &self.file)] {
+                ensure!(
+                    value.is_none(),
+                    "--{flag} is for models of the hub, and {source} is a local path: leave it out"
+                );
+            }
+            return Ok(HubModel {
+                path: self.source.clone(),
+                notes: Vec::new(),
+            });
+        }
+        let name = self.source.to_str().filter(|name| hub::is_repo_name(name));
+        let Some(name) = name else {
+            bail!(
+                "{source} does not exist, and is not the name of a model on the Hugging Face hub either: those look \
+                 like facebook/opt-125m"
+            );
+        };
+        self.download(name)
+    }
+
+    fn download(&self, name: &str) -> Result<HubModel> {
+        // A panic there becomes an error: one sentence is enough.
+        let hook = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if thread::current().name() != Some(hub::THREAD_NAME) {
+                hook(info);
+            }
+        }));
+        let bar = progress_bar(self.quiet);
+        let on_progress = |progress: DownloadProgress<'_>| {
+            if bar.message() != progress.file {
+                bar.reset();
+                bar.set_length(progress.total_bytes);
+                bar.set_position(progress.done_bytes);
+                bar.reset_eta(); // what an earlier call brought is no sign of speed
+                bar.set_message(progress.file.to_owned());
+            }
+            bar.set_position(progress.done_bytes);
+        };
+        let (revision, file) = (self.revision.as_deref(), self.file.as_deref());
+        let model = hub::download(name, revision, file, &on_progress);
+        bar.finish_and_clear();
+        model.map_err(|error| {
+            let is_not_found = error.is_not_found();
+            let error = anyhow::Error::new(error);
+            if is_not_found {
+                error.context(format!("there is no local {name}, and on the hub"))
+            } else {
+                error
+            }
+        })
+    }
 }
 
 pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode> {
     let options = args.options()?;
+    let HubModel { path, notes } = args.model()?;
     let bar = progress_bar(args.quiet);
     let on_progress = |progress: ConvertProgress<'_>| {
         bar.set_length(progress.total_bytes);
@@ -87,9 +158,10 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode> {
             bar.set_message(progress.step.to_owned());
         }
     };
-    let report = convert(&args.source, &args.out, &options, &on_progress);
+    let report = convert(&path, &args.out, &options, &on_progress);
     bar.finish_and_clear();
-    let report = report?;
+    let mut report = report?;
+    report.notes.splice(0..0, notes);
     if !args.quiet {
         output::print(&summary(args, &report))?;
     }

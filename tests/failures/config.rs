@@ -1,9 +1,11 @@
 //! `config.json` with numbers that cannot be, before a conversion and after it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use serde_json::{json, Value};
+use tempfile::TempDir;
 
 use super::convert::Place;
 use super::{converted, edit_json, fixture, refused, replace_listed, text};
@@ -25,6 +27,16 @@ const OPT_SIZES: [&str; 6] = [
     "vocab_size",
     "num_attention_heads",
     "max_position_embeddings",
+];
+
+const PHI_SIZES: [&str; 7] = [
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "num_key_value_heads",
 ];
 
 /// Values that no size may have.
@@ -53,13 +65,43 @@ fn other_llama_values() -> Vec<(&'static str, Value)> {
         ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0})),
         ("rope_scaling", json!({"rope_type": "llama3"})),
         ("rope_scaling", json!({"rope_type": "linear", "factor": 0})),
+        ("rope_scaling", json!({"type": "longrope", "factor": 4.0})),
+        ("rope_scaling", json!({"type": "dynamic"})),
         ("rope_scaling", json!(7)),
+        ("rope_parameters", json!({"rope_theta": 0})),
+        ("rope_parameters", json!({"rope_theta": 1e-300})),
+        (
+            "rope_parameters",
+            json!({"full_attention": {"rope_type": "default"}}),
+        ),
         ("head_dim", json!(3)),
-        ("hidden_act", json!("tanh")),
+        ("hidden_act", json!("geglu")),
+        ("hidden_act", json!("fatrelu")),
         ("hidden_act", json!(7)),
         ("model_type", json!("gpt2")),
         ("model_type", json!(null)),
         ("tie_word_embeddings", json!("yes")),
+    ]
+}
+
+/// Values of Phi's and Persimmon's other keys.
+fn other_partly_rotary_values() -> Vec<(&'static str, Value)> {
+    vec![
+        ("layer_norm_eps", json!(0)),
+        ("layer_norm_eps", json!("small")),
+        ("rope_theta", json!(-1)),
+        ("partial_rotary_factor", json!(0)),
+        ("partial_rotary_factor", json!(-0.5)),
+        ("partial_rotary_factor", json!(1.5)),
+        ("partial_rotary_factor", json!(1e300)),
+        ("partial_rotary_factor", json!(0.07)),
+        ("partial_rotary_factor", json!("half")),
+        ("rope_scaling", json!({"type": "longrope", "factor": 4.0})),
+        ("rope_parameters", json!({"partial_rotary_factor": 3})),
+        ("rope_parameters", json!({"rope_theta": 0})),
+        ("qk_layernorm", json!("yes")),
+        ("tie_word_embeddings", json!(1)),
+        ("hidden_act", json!("swosh")),
     ]
 }
 
@@ -68,6 +110,8 @@ fn cases() -> Vec<(&'static str, &'static str, Value)> {
     for (name, keys) in [
         ("llama-2-silu", &LLAMA_SIZES[..]),
         ("opt-pre-ln", &OPT_SIZES),
+        ("phi-2", &PHI_SIZES),
+        ("persimmon", &PHI_SIZES[..6]),
     ] {
         for key in keys {
             cases.extend(absurd().map(|value| (name, *key, value)));
@@ -78,14 +122,31 @@ fn cases() -> Vec<(&'static str, &'static str, Value)> {
             .into_iter()
             .map(|(key, value)| ("llama-2-silu", key, value)),
     );
+    for name in ["phi-2", "persimmon"] {
+        let values = other_partly_rotary_values();
+        cases.extend(values.into_iter().map(|(key, value)| (name, key, value)));
+    }
     for (key, value) in [
-        ("do_layer_norm_before", json!(false)),
+        ("do_layer_norm_before", json!("no")),
         ("word_embed_proj_dim", json!(32)),
-        ("_remove_final_layer_norm", json!(true)),
-        ("layer_norm_elementwise_affine", json!(false)),
-        ("activation_function", json!("tanh")),
+        ("word_embed_proj_dim", json!(0)),
+        ("word_embed_proj_dim", json!(1u64 << 63)),
+        ("_remove_final_layer_norm", json!(1)),
+        ("layer_norm_elementwise_affine", json!("no")),
+        ("activation_function", json!("geglu")),
+        ("activation_function", json!("fatrelu")),
     ] {
         cases.push(("opt-pre-ln", key, value));
+    }
+    for name in ["mistral-sliding-window", "qwen2-sliding-window"] {
+        cases.extend(absurd().map(|value| (name, "sliding_window", value)));
+        for types in [
+            json!([]),
+            json!(["full_attention"]),
+            json!(["full_attention", "chunked_attention"]),
+        ] {
+            cases.push((name, "layer_types", types));
+        }
     }
     cases
 }
@@ -112,17 +173,31 @@ fn with_config(folder: &Path, original: &Value, key: &str, value: &Value) {
     replace_listed(folder, "config.json", config.to_string().as_bytes());
 }
 
+fn converted_with_config(name: &str) -> (TempDir, Value) {
+    let folder = converted(&fixture(name));
+    let config = fs::read(folder.path().join("config.json")).unwrap();
+    (folder, serde_json::from_slice(&config).unwrap())
+}
+
 #[test]
-fn a_config_edited_after_the_conversion() {
-    for name in ["llama-2-silu", "opt-pre-ln"] {
-        let folder = converted(&fixture(name));
-        let original: Value =
-            serde_json::from_slice(&fs::read(folder.path().join("config.json")).unwrap()).unwrap();
+fn what_cannot_be_run_after_the_conversion() {
+    let cases = cases();
+    let names: BTreeSet<&str> = cases.iter().map(|case| case.0).collect();
+    for name in names {
+        let (folder, original) = converted_with_config(name);
         let run = ["run", text(folder.path()), "--ids", "1,2", "-n", "1"];
-        for (_, key, value) in cases().into_iter().filter(|case| case.0 == name) {
-            with_config(folder.path(), &original, key, &value);
+        for (_, key, value) in cases.iter().filter(|case| case.0 == name) {
+            with_config(folder.path(), &original, key, value);
             refused(&run, &[]);
         }
+    }
+}
+
+#[test]
+fn a_config_edited_after_the_conversion() {
+    for name in ["llama-2-silu", "opt-pre-ln", "phi-2", "persimmon"] {
+        let (folder, original) = converted_with_config(name);
+        let run = ["run", text(folder.path()), "--ids", "1,2", "-n", "1"];
         // Numbers that are possible, but not those of the tensors.
         for (layers, part) in [(2, "num_hidden_layers is 2"), (4, "num_hidden_layers is 4")] {
             with_config(
@@ -133,8 +208,10 @@ fn a_config_edited_after_the_conversion() {
             );
             refused(&run, &["config.json", part, "3 layers"]);
         }
+        let mut unprojected = original.clone();
+        unprojected["word_embed_proj_dim"] = Value::Null;
         for (key, value) in [("hidden_size", 128), ("vocab_size", 321)] {
-            with_config(folder.path(), &original, key, &json!(value));
+            with_config(folder.path(), &unprojected, key, &json!(value));
             refused(&run, &[&value.to_string()]);
         }
         fs::write(folder.path().join("config.json"), "{}").unwrap();

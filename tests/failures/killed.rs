@@ -1,10 +1,12 @@
 //! `kill -9` in the middle of a conversion: the source is untouched, nothing looks finished, and a rerun gives the
 //! bytes of an undisturbed conversion.
+//!
+//! The moments are random, from a seed that is printed; `WICK_KILL_SEED` sets it.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use safetensors::tensor::{serialize_to_file, Dtype, TensorView};
 
@@ -14,7 +16,10 @@ use crate::support::llama_shapes;
 const HIDDEN: usize = 1024;
 const FFN: usize = 4096;
 const LAYERS: usize = 6;
-const KILLS: u32 = 6;
+/// Folders that are killed in the middle.
+const KILLS: usize = 10;
+/// Conversions that may be through before the blow falls.
+const MISSES_MAX: usize = 50;
 
 /// A Llama of 200 MB; what its weights are does not matter here.
 fn checkpoint(folder: &Path) {
@@ -44,6 +49,51 @@ fn checkpoint(folder: &Path) {
     fs::write(folder.join("config.json"), config.to_string()).unwrap();
 }
 
+/// Random shares of a duration.
+struct Moments(u64);
+
+impl Moments {
+    fn new() -> Self {
+        let seed = match std::env::var("WICK_KILL_SEED") {
+            Ok(seed) => seed.parse().unwrap(),
+            Err(_) => SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs(),
+        };
+        println!("WICK_KILL_SEED={seed}");
+        Self(seed)
+    }
+
+    fn next(&mut self) -> f64 {
+        // splitmix64
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+fn arguments<'a>(source: &'a Path, out: &'a Path) -> [&'a str; 6] {
+    let [source, out] = [source, out].map(text);
+    ["convert", source, out, "--quiet", "--file-size", "48MiB"]
+}
+
+/// Starts a conversion and kills it after `moment`; whether it was killed before its end.
+fn kill_at(source: &Path, out: &Path, moment: Duration) -> bool {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_wick"))
+        .args(arguments(source, out))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(moment);
+    child.kill().unwrap();
+    let finished = child.wait().unwrap().success();
+    assert_eq!(finished, out.join("wick.json").exists(), "at {moment:?}");
+    if !finished {
+        let run = wick(&["run", text(out), "--ids", "1"], b"");
+        run.is_refusal("a folder in the making", &[text(out)]);
+    }
+    !finished
+}
+
 #[test]
 fn a_rerun_completes_what_was_killed() {
     let root = tempfile::tempdir().unwrap();
@@ -51,50 +101,31 @@ fn a_rerun_completes_what_was_killed() {
     fs::create_dir(&source).unwrap();
     checkpoint(&source);
     let before = snapshot(&source);
-    let arguments = |out: &Path| {
-        [
-            "convert",
-            text(&source),
-            text(out),
-            "--quiet",
-            "--file-size",
-            "48MiB",
-        ]
-        .map(str::to_owned)
-    };
     let started = Instant::now();
-    let words = arguments(&whole);
-    wick(&words.each_ref().map(String::as_str), b"").is_success("undisturbed");
+    wick(&arguments(&source, &whole), b"").is_success("undisturbed");
     let duration = started.elapsed();
+    let undisturbed = snapshot(&whole);
 
-    // Later and later moments: each run takes up what the one before left.
-    let mut killed = 0;
-    for kill in 1..=KILLS {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_wick"))
-            .args(arguments(&out))
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let share = f64::from(kill * 37 % 19 + 4) / 24.0;
-        std::thread::sleep(Duration::from_secs_f64(
-            duration.as_secs_f64() * share * 0.9,
-        ));
-        child.kill().unwrap();
-        let finished = child.wait().unwrap().success();
-        assert_eq!(finished, out.join("wick.json").exists(), "kill {kill}");
-        if finished {
-            break;
+    let mut moments = Moments::new();
+    let mut moment = || duration.mul_f64(moments.next());
+    let (mut killed, mut missed) = (0, 0);
+    while killed < KILLS {
+        let first = moment();
+        if !kill_at(&source, &out, first) {
+            missed += 1;
+            assert!(missed < MISSES_MAX, "{killed} killed, {missed} missed");
+        } else {
+            killed += 1;
+            if killed % 3 == 0 {
+                // Once more, while it completes what the first kill left.
+                kill_at(&source, &out, moment());
+            }
         }
-        killed += 1;
-        let run = wick(&["run", text(&out), "--ids", "1"], b"");
-        run.is_refusal("a folder in the making", &[text(&out)]);
+        wick(&arguments(&source, &out), b"").is_success("rerun");
+        let same = snapshot(&out) == undisturbed;
+        assert!(same, "killed after {first:?}: a rerun gave other bytes");
+        fs::remove_dir_all(&out).unwrap();
     }
-    assert!(killed > 0, "never killed in the middle");
-    let words = arguments(&out);
-    wick(&words.each_ref().map(String::as_str), b"").is_success("rerun");
-    assert!(
-        snapshot(&out) == snapshot(&whole),
-        "a rerun gave other bytes"
-    );
+    println!("killed {killed}, through before {missed}, of {duration:?}");
     assert!(snapshot(&source) == before, "the source changed");
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use candle_wick::Activation;
+use candle_wick::{Activation, Error};
 use wick_format::Dtype;
 
 use crate::config::{ModelConfig, CONFIG_FILE};
@@ -112,12 +112,16 @@ fn override_activation(
     }
 }
 
-/// Refuses an activation that no layer can compute.
+/// Refuses an activation that no layer can compute. Without one the family's default holds; the parameter that some
+/// need is checked with the rest of the config.
 fn check_activation(family: &Family, config: &ModelConfig) -> Result<(), ConvertError> {
-    let activation = config.text(family.activation_key)?;
-    match activation.parse::<Activation>() {
-        Ok(_) => Ok(()),
-        Err(error) => Err(config.wrong(family.activation_key, error.to_string())),
+    let key = family.activation_key;
+    if !config.has(key) {
+        return Ok(());
+    }
+    match config.text(key)?.parse::<Activation>() {
+        Err(Error::UnknownName { known, .. }) => Err(config.wrong(key, format!("one of {known}"))),
+        _ => Ok(()),
     }
 }
 

@@ -20,10 +20,12 @@ use crate::plan::{Body, Plan, PlannedFile};
 use crate::source::refuse_lfs_pointer;
 use crate::state::{confirm_complete, job_of, refuse_others, Found, State, STATE_FILE};
 use crate::tensors::write_tensors;
+use crate::tokenizer;
 use crate::{ConvertError, ConvertOptions, ConvertProgress, ConvertReport};
 
 /// Files that are copied as they are, when the source has them.
-const COPIED_FILES: [&str; 7] = [
+const COPIED_FILES: [&str; 8] = [
+    "added_tokens.json",
     "generation_config.json",
     "merges.txt",
     "special_tokens_map.json",
@@ -50,12 +52,21 @@ pub fn convert(
     options: &ConvertOptions,
     progress: &dyn Fn(ConvertProgress<'_>),
 ) -> Result<ConvertReport, ConvertError> {
-    let checkpoint = Checkpoint::open(source, options)?;
+    let mut checkpoint = Checkpoint::open(source, options)?;
     let copies = copies(source)?;
+    let tokenizer = tokenizer::assemble(source, &checkpoint.config_text, &checkpoint.model_type)?;
+    checkpoint.notes.extend(tokenizer.notes);
+    let tokenizer = tokenizer.json;
     refuse_inside(source, out)?;
     let found = Found::look(out)?;
 
-    let sized = Plan::new(&checkpoint, options, &copies, JOB_UNKNOWN)?;
+    let sized = Plan::new(
+        &checkpoint,
+        options,
+        &copies,
+        tokenizer.as_deref(),
+        JOB_UNKNOWN,
+    )?;
     let source_paths = source_paths(&checkpoint, source, &copies);
     let mut source_bytes = 0;
     for path in &source_paths {
@@ -67,6 +78,7 @@ pub fn convert(
         checkpoint,
         options,
         copies,
+        tokenizer,
         source_paths,
         out,
     };
@@ -109,6 +121,8 @@ struct Work<'a> {
     checkpoint: Checkpoint,
     options: &'a ConvertOptions,
     copies: Vec<(PathBuf, u64)>,
+    /// The text of a `tokenizer.json` that is not copied.
+    tokenizer: Option<String>,
     source_paths: Vec<PathBuf>,
     out: &'a Path,
 }
@@ -149,7 +163,14 @@ impl Work<'_> {
     fn run(&self, folder: &OutputFolder, meter: &Meter<'_>) -> Result<ConvertReport, ConvertError> {
         let sources = self.hash_sources(meter)?;
         let job = job_of(&sources, self.options);
-        let plan = Plan::new(&self.checkpoint, self.options, &self.copies, &job)?;
+        let tokenizer = self.tokenizer.as_deref();
+        let plan = Plan::new(
+            &self.checkpoint,
+            self.options,
+            &self.copies,
+            tokenizer,
+            &job,
+        )?;
         let mut state = self.take_up(folder, &plan, job)?;
         let done = state
             .finished

@@ -3,10 +3,12 @@
 //! [`convert`] reads a Hugging Face folder with safetensors and writes the folder that
 //! `wick-format` describes. It streams: its memory does not grow with the model.
 //!
+//! A model of the Hugging Face hub is brought into such a folder by [`hub::download`].
+//!
 //! The steps, each in its own file:
 //! 1. `source` and `config` read and check the checkpoint.
 //! 2. `family` says which tensors a model of this type has; `check` and `head` match the two.
-//! 3. `plan` lays out every output file.
+//! 3. `tokenizer` makes a `tokenizer.json` where the checkpoint has another kind; `plan` lays out every output file.
 //! 4. `tensors` and `records` write them through `output`, one after the other; `state` remembers
 //!    the finished ones, so that a killed run can be taken up. The manifest comes last.
 //!
@@ -23,6 +25,8 @@ mod convert;
 mod error;
 mod family;
 mod head;
+#[cfg(feature = "hub")]
+pub mod hub;
 mod meter;
 mod options;
 mod output;
@@ -32,6 +36,7 @@ mod records;
 mod source;
 mod state;
 mod tensors;
+mod tokenizer;
 mod transcode;
 
 pub use convert::convert;

@@ -13,6 +13,7 @@ use wick_format::{
 use crate::check::Checkpoint;
 use crate::config::CONFIG_FILE;
 use crate::state::JOB_KEY;
+use crate::tokenizer::TOKENIZER_FILE;
 use crate::{ConvertError, ConvertOptions};
 
 /// What a planned file is made of.
@@ -56,19 +57,17 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Plans the output. `copies` are the files to be copied, with their sizes.
+    /// Plans the output. `copies` are the files to be copied, with their sizes, `tokenizer` is the text of a
+    /// `tokenizer.json` that is not among them.
     pub(crate) fn new(
         checkpoint: &Checkpoint,
         options: &ConvertOptions,
         copies: &[(PathBuf, u64)],
+        tokenizer: Option<&str>,
         job: &str,
     ) -> Result<Self, ConvertError> {
-        let text = checkpoint.config_text.clone();
-        let mut files = vec![PlannedFile {
-            name: CONFIG_FILE.into(),
-            size_bytes: text.len() as u64,
-            body: Body::Text(text),
-        }];
+        let mut files = vec![text_file(CONFIG_FILE, &checkpoint.config_text)];
+        files.extend(tokenizer.map(|text| text_file(TOKENIZER_FILE, text)));
         for (path, size_bytes) in copies {
             let name = path
                 .file_name()
@@ -90,6 +89,14 @@ impl Plan {
     /// Bytes of all planned files.
     pub(crate) fn total_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.size_bytes).sum()
+    }
+}
+
+fn text_file(name: &str, text: &str) -> PlannedFile {
+    PlannedFile {
+        name: name.into(),
+        size_bytes: text.len() as u64,
+        body: Body::Text(text.into()),
     }
 }
 

@@ -26,7 +26,7 @@ pub(crate) const STATE_FILE: &str = ".wick-convert.json";
 pub(crate) const JOB_KEY: &str = "wick.job";
 
 /// Counts up when the same sources and options begin to give other bytes.
-const CONVERTER_VERSION: u32 = 1;
+const CONVERTER_VERSION: u32 = 2;
 
 /// The job of these sources and options.
 pub(crate) fn job_of(sources: &[FileEntry], options: &ConvertOptions) -> String {

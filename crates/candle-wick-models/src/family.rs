@@ -9,9 +9,12 @@ use candle_wick::{Activation, FlashVarBuilder, ModelNeeds};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::falcon::FalconConfig;
 use crate::interrupt::Interrupt;
 use crate::llama::LlamaConfig;
 use crate::opt::OptConfig;
+use crate::persimmon::PersimmonConfig;
+use crate::phi::PhiConfig;
 
 /// A decoder with its weights in DRAM and on flash, for one sequence.
 pub trait CausalLm: Send + Sync {
@@ -59,15 +62,21 @@ pub trait ModelConfig {
     ) -> Result<Box<dyn CausalLm>>;
 }
 
+/// The values of `model_type` that have a definition here.
+const SUPPORTED: &str = "falcon, llama, mistral, opt, persimmon, phi, qwen2, sparsellama";
+
 /// The config of a converted folder; the error is a reason without the file's name.
 pub(crate) fn parse_config(json: &Value) -> std::result::Result<Box<dyn ModelConfig>, String> {
     let model_type = json.get("model_type").and_then(Value::as_str);
     let config: Box<dyn ModelConfig> = match model_type.unwrap_or_default() {
-        "llama" => parsed::<LlamaConfig>(json)?,
+        "falcon" => parsed::<FalconConfig>(json)?,
+        "llama" | "sparsellama" | "mistral" | "qwen2" => parsed::<LlamaConfig>(json)?,
         "opt" => parsed::<OptConfig>(json)?,
+        "persimmon" => parsed::<PersimmonConfig>(json)?,
+        "phi" => parsed::<PhiConfig>(json)?,
         other => {
             return Err(format!(
-                "model_type \"{other}\" is not supported (llama and opt are)"
+                "model_type \"{other}\" is not supported ({SUPPORTED} are)"
             ))
         }
     };

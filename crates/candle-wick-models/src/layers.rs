@@ -27,7 +27,8 @@ pub(crate) fn split_heads(x: &Tensor, heads: usize) -> Result<Tensor> {
 }
 
 /// The token embedding `(vocab_size, width)` at `embed`, and the output head: the same matrix when they are
-/// `tied`, else the linear layer at `head`. An embedding that is not also the head is read row by row.
+/// `tied`, else that at `head`, in both cases with the bias at `head` where there is one. An embedding that is not
+/// also the head is read row by row.
 pub(crate) fn embedding_and_head(
     vocab_size: usize,
     width: usize,
@@ -37,7 +38,7 @@ pub(crate) fn embedding_and_head(
 ) -> Result<(FlashEmbedding, FlashLinear)> {
     let embedding = FlashEmbedding::load(vocab_size, width, !tied, embed)?;
     let head = if tied {
-        embedding.tied_head()
+        embedding.tied_head(&head)?
     } else {
         FlashLinear::load(width, vocab_size, head)?
     };

@@ -1,10 +1,11 @@
-//! OPT and Llama with their feed-forward weights on flash, and text generation.
+//! OPT, Falcon, Llama, Phi and Persimmon with their feed-forward weights on flash, and text generation.
 //!
 //! Each family is one file, shaped like candle's own definitions. [`load`] picks the family from the config of
 //! a converted folder and spends the budget.
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod falcon;
 mod family;
 mod generation;
 mod interrupt;
@@ -13,6 +14,8 @@ mod limits;
 pub mod llama;
 mod load;
 pub mod opt;
+pub mod persimmon;
+pub mod phi;
 mod rope;
 mod score;
 mod tokenizer;

@@ -1,7 +1,9 @@
-//! Llama (1, 2, 3 and relatives with the same tensors), its FFN on flash.
+//! Llama (1, 2, 3, ProSparse), Mistral and Qwen2, their FFN on flash: one definition, told apart by their configs.
 //!
-//! Tensor names and config keys are Hugging Face's (`LlamaForCausalLM`). Shapes: ids `(1, seq)`, hidden states
-//! `(1, seq, hidden_size)`, logits `(1, vocab_size)` for the last position. Activations are f32.
+//! Tensor names and config keys are Hugging Face's (`LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM`).
+//! Shapes: ids `(1, seq)`, hidden states `(1, seq, hidden_size)`, logits `(1, vocab_size)` for the last position.
+//! Activations are f32. Biases are used where the folder has them: the conversion kept those that the config asks
+//! for.
 
 use candle::{Module, Result, Tensor};
 use candle_nn::RmsNorm;
@@ -16,10 +18,25 @@ use crate::layers::{embedding_and_head, split_heads};
 use crate::limits::{check_positive, check_sizes};
 use crate::rope::{Rope, RopeParameters};
 
+/// `model_type`: who the config's defaults and the sliding window come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LlamaKind {
+    /// Llama.
+    Llama,
+    /// ProSparse, a Llama with FATReLU.
+    SparseLlama,
+    /// Mistral: a sliding window in every layer.
+    Mistral,
+    /// Qwen2: biases at q, k and v, a sliding window in some layers.
+    Qwen2,
+}
+
 /// The keys of `config.json` that this definition obeys.
 #[derive(Clone, Debug, Deserialize)]
 #[expect(missing_docs, reason = "the keys are Hugging Face's, documented there")]
 pub struct LlamaConfig {
+    pub model_type: LlamaKind,
     pub hidden_size: usize,
     pub intermediate_size: usize,
     pub vocab_size: usize,
@@ -29,27 +46,57 @@ pub struct LlamaConfig {
     pub head_dim: Option<usize>,
     #[serde(default = "silu")]
     pub hidden_act: String,
-    #[serde(default = "default_positions")]
-    pub max_position_embeddings: usize,
+    pub hidden_act_param: Option<f32>,
+    pub max_position_embeddings: Option<usize>,
+    #[serde(default = "default_eps")]
     pub rms_norm_eps: f64,
     pub rope_theta: Option<f64>,
     pub rope_scaling: Option<RopeParameters>,
     pub rope_parameters: Option<RopeParameters>,
     #[serde(default)]
     pub tie_word_embeddings: bool,
+    #[serde(default = "default_window")]
+    pub sliding_window: Option<usize>,
+    #[serde(default)]
+    pub use_sliding_window: bool,
+    #[serde(default = "default_max_window_layers")]
+    pub max_window_layers: usize,
+    pub layer_types: Option<Vec<LayerType>>,
+}
+
+/// An entry of `layer_types`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerType {
+    /// A position sees everything before it.
+    FullAttention,
+    /// A position sees a window.
+    SlidingAttention,
 }
 
 fn silu() -> String {
     "silu".to_owned()
 }
 
-fn default_positions() -> usize {
-    2048
+fn default_eps() -> f64 {
+    1e-6
+}
+
+fn default_window() -> Option<usize> {
+    Some(4096)
+}
+
+fn default_max_window_layers() -> usize {
+    28
 }
 
 impl LlamaConfig {
     fn kv_heads(&self) -> usize {
-        self.num_key_value_heads.unwrap_or(self.num_attention_heads)
+        self.num_key_value_heads.unwrap_or(match self.model_type {
+            LlamaKind::Llama | LlamaKind::SparseLlama => self.num_attention_heads,
+            LlamaKind::Mistral => 8,
+            LlamaKind::Qwen2 => 32,
+        })
     }
 
     fn head_dim(&self) -> usize {
@@ -57,18 +104,39 @@ impl LlamaConfig {
             .unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
     }
 
+    /// How many positions a token sees in `layer`, itself among them; `None` when all.
+    pub fn sliding_window_of(&self, layer: usize) -> Option<usize> {
+        let slides = match &self.layer_types {
+            Some(types) => types.get(layer) == Some(&LayerType::SlidingAttention),
+            None => self.model_type == LlamaKind::Mistral || layer >= self.max_window_layers,
+        };
+        self.window().filter(|_| slides)
+    }
+
+    /// The window of the layers that have one.
+    fn window(&self) -> Option<usize> {
+        match self.model_type {
+            LlamaKind::Llama | LlamaKind::SparseLlama => None,
+            LlamaKind::Qwen2 if !self.use_sliding_window => None,
+            LlamaKind::Mistral | LlamaKind::Qwen2 => self.sliding_window,
+        }
+    }
+
+    fn check_windows(&self) -> std::result::Result<(), String> {
+        check_sizes(&[("sliding_window", self.window().unwrap_or(1))])?;
+        match self.layer_types.as_ref().map(Vec::len) {
+            Some(types) if types != self.num_hidden_layers => Err(format!(
+                "layer_types has {types} entries for {} layers",
+                self.num_hidden_layers
+            )),
+            _ => Ok(()),
+        }
+    }
+
     fn inv_freq(&self) -> std::result::Result<Vec<f32>, String> {
-        let parameters = self
-            .rope_parameters
-            .clone()
-            .or(self.rope_scaling.clone())
-            .unwrap_or_default();
-        let theta = parameters
-            .rope_theta
-            .or(self.rope_theta)
-            .unwrap_or(10_000.0);
-        check_positive("rope_theta", theta)?;
-        parameters.inv_freq(theta, self.head_dim())
+        let parameters = RopeParameters::of(&self.rope_scaling, &self.rope_parameters);
+        let theta = self.rope_theta.unwrap_or(10_000.0);
+        parameters.partial_inv_freq(theta, 1.0, self.head_dim())
     }
 }
 
@@ -79,7 +147,7 @@ impl ModelConfig for LlamaConfig {
             ("hidden_size", self.hidden_size),
             ("intermediate_size", self.intermediate_size),
             ("vocab_size", self.vocab_size),
-            ("max_position_embeddings", self.max_position_embeddings),
+            ("max_position_embeddings", self.max_position_embeddings()),
             ("num_attention_heads", heads),
             ("num_key_value_heads", kv_heads),
             ("head_dim", self.head_dim()),
@@ -94,6 +162,8 @@ impl ModelConfig for LlamaConfig {
         if !self.head_dim().is_multiple_of(2) {
             return Err(format!("head_dim {} is odd", self.head_dim()));
         }
+        self.check_windows()?;
+        self.activation().map_err(|error| error.to_string())?;
         self.inv_freq().map(|_| ())
     }
 
@@ -103,10 +173,15 @@ impl ModelConfig for LlamaConfig {
 
     fn max_position_embeddings(&self) -> usize {
         self.max_position_embeddings
+            .unwrap_or(match self.model_type {
+                LlamaKind::Llama | LlamaKind::SparseLlama => 2048,
+                LlamaKind::Mistral => 131_072,
+                LlamaKind::Qwen2 => 32_768,
+            })
     }
 
     fn activation(&self) -> candle_wick::Result<Activation> {
-        self.hidden_act.parse()
+        Activation::from_config(&self.hidden_act, self.hidden_act_param)
     }
 
     fn needs(&self, ctx: usize) -> ModelNeeds {
@@ -153,7 +228,12 @@ struct Attention {
 }
 
 impl Attention {
-    fn load(vb: FlashVarBuilder, cfg: &LlamaConfig, rope: &Rope, ctx: usize) -> Result<Self> {
+    fn load(
+        vb: FlashVarBuilder,
+        cfg: &LlamaConfig,
+        rope: &Rope,
+        kv_cache: KvCache,
+    ) -> Result<Self> {
         let (hidden, head_dim) = (cfg.hidden_size, cfg.head_dim());
         let (q_dim, kv_dim) = (
             cfg.num_attention_heads * head_dim,
@@ -168,7 +248,7 @@ impl Attention {
             num_key_value_heads: cfg.kv_heads(),
             head_dim,
             rope: rope.clone(),
-            kv_cache: KvCache::new(cfg.kv_heads(), head_dim, ctx),
+            kv_cache,
         })
     }
 
@@ -195,12 +275,17 @@ struct Block {
 }
 
 impl Block {
-    fn load(vb: FlashVarBuilder, cfg: &LlamaConfig, rope: &Rope, ctx: usize) -> Result<Self> {
+    fn load(
+        vb: FlashVarBuilder,
+        cfg: &LlamaConfig,
+        rope: &Rope,
+        kv_cache: KvCache,
+    ) -> Result<Self> {
         let activation = cfg.activation()?;
         let (hidden, intermediate) = (cfg.hidden_size, cfg.intermediate_size);
         Ok(Self {
             input_layernorm: rms_norm(cfg, vb.pp("input_layernorm"))?,
-            self_attn: Attention::load(vb.pp("self_attn"), cfg, rope, ctx)?,
+            self_attn: Attention::load(vb.pp("self_attn"), cfg, rope, kv_cache)?,
             post_attention_layernorm: rms_norm(cfg, vb.pp("post_attention_layernorm"))?,
             mlp: FlashMlp::load(hidden, intermediate, activation, vb.pp("mlp"))?,
         })
@@ -224,7 +309,7 @@ fn rms_norm(cfg: &LlamaConfig, vb: FlashVarBuilder) -> Result<RmsNorm> {
     ))
 }
 
-/// A Llama for one sequence.
+/// A Llama, Mistral or Qwen2 for one sequence.
 pub struct Llama {
     embed_tokens: FlashEmbedding,
     layers: Vec<Block>,
@@ -251,8 +336,11 @@ impl Llama {
             model.pp("embed_tokens"),
             vb.pp("lm_head"),
         )?;
-        let layers = (0..cfg.num_hidden_layers)
-            .map(|index| Block::load(model.pp("layers").pp(index), cfg, &rope, ctx));
+        let layers = (0..cfg.num_hidden_layers).map(|index| {
+            let kv_cache = KvCache::new(cfg.kv_heads(), cfg.head_dim(), ctx)
+                .with_sliding_window(cfg.sliding_window_of(index));
+            Block::load(model.pp("layers").pp(index), cfg, &rope, kv_cache)
+        });
         Ok(Self {
             embed_tokens,
             layers: layers.collect::<Result<_>>()?,
@@ -285,5 +373,47 @@ impl CausalLm for Llama {
         self.layers
             .iter_mut()
             .for_each(|layer| layer.self_attn.kv_cache.clear());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{json, Value};
+
+    use super::*;
+
+    /// The windows of three layers.
+    fn windows(model_type: &str, keys: Value) -> [Option<usize>; 3] {
+        let mut config = json!({
+            "model_type": model_type, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 8,
+            "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        });
+        for (key, value) in keys.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        let config: LlamaConfig = serde_json::from_value(config).unwrap();
+        config.validate().unwrap();
+        [0, 1, 2].map(|layer| config.sliding_window_of(layer))
+    }
+
+    #[test]
+    fn windows_follow_the_model_type() {
+        let window = json!({"sliding_window": 7});
+        assert_eq!(windows("llama", window.clone()), [None; 3]);
+        assert_eq!(windows("mistral", window.clone()), [Some(7); 3]);
+        assert_eq!(windows("mistral", json!({})), [Some(4096); 3]);
+        assert_eq!(
+            windows("mistral", json!({"sliding_window": null})),
+            [None; 3]
+        );
+        assert_eq!(windows("qwen2", window), [None; 3]);
+        let mut some =
+            json!({"use_sliding_window": true, "sliding_window": 7, "max_window_layers": 2});
+        assert_eq!(windows("qwen2", some.clone()), [None, None, Some(7)]);
+        some["layer_types"] = json!(["sliding_attention", "full_attention", "sliding_attention"]);
+        assert_eq!(windows("qwen2", some.clone()), [Some(7), None, Some(7)]);
+        assert_eq!(windows("mistral", some.clone()), [Some(7), None, Some(7)]);
+        some["use_sliding_window"] = json!(false);
+        assert_eq!(windows("qwen2", some), [None; 3]);
     }
 }

@@ -1,4 +1,8 @@
-//! OPT with layer norms before attention and FFN (all sizes but 350m), its FFN on flash.
+//! OPT, its FFN on flash.
+//!
+//! All sizes but 350m norm what goes into attention and FFN, and once more at the end. 350m
+//! (`do_layer_norm_before` false) norms the sums after them instead, and its embeddings are narrower than its
+//! layers (`word_embed_proj_dim`): `project_in` and `project_out` lead from one width to the other.
 //!
 //! Tensor names and config keys are Hugging Face's (`OPTForCausalLM`). Shapes: ids `(1, seq)`, hidden states
 //! `(1, seq, hidden_size)`, logits `(1, vocab_size)` for the last position. Activations are f32.
@@ -32,6 +36,7 @@ pub struct OptConfig {
     pub max_position_embeddings: usize,
     #[serde(default = "relu")]
     pub activation_function: String,
+    pub hidden_act_param: Option<f32>,
     #[serde(default = "yes")]
     pub do_layer_norm_before: bool,
     pub word_embed_proj_dim: Option<usize>,
@@ -55,6 +60,19 @@ impl OptConfig {
     fn head_dim(&self) -> usize {
         self.hidden_size / self.num_attention_heads
     }
+
+    /// Width of the token embedding and of the head.
+    fn embedding_width(&self) -> usize {
+        self.word_embed_proj_dim.unwrap_or(self.hidden_size)
+    }
+
+    fn has_projections(&self) -> bool {
+        self.embedding_width() != self.hidden_size
+    }
+
+    fn has_final_layer_norm(&self) -> bool {
+        self.do_layer_norm_before && !self.remove_final_layer_norm
+    }
 }
 
 impl ModelConfig for OptConfig {
@@ -66,26 +84,15 @@ impl ModelConfig for OptConfig {
             ("vocab_size", self.vocab_size),
             ("max_position_embeddings", self.max_position_embeddings),
             ("num_attention_heads", heads),
+            ("word_embed_proj_dim", self.embedding_width()),
         ])?;
         if hidden % heads != 0 {
             return Err(format!(
                 "hidden_size {hidden} cannot be split over {heads} attention heads"
             ));
         }
-        if !self.do_layer_norm_before {
-            return Err("do_layer_norm_before false (OPT-350m) is not supported yet".to_owned());
-        }
-        if self.remove_final_layer_norm || !self.layer_norm_elementwise_affine {
-            return Err(
-                "layer norms that are left out or have no weights are not supported".to_owned(),
-            );
-        }
-        match self.word_embed_proj_dim {
-            Some(dim) if dim != hidden => Err(format!(
-                "word_embed_proj_dim {dim} beside hidden_size {hidden} is not supported yet"
-            )),
-            _ => Ok(()),
-        }
+        self.activation().map_err(|error| error.to_string())?;
+        Ok(())
     }
 
     fn num_hidden_layers(&self) -> usize {
@@ -97,7 +104,7 @@ impl ModelConfig for OptConfig {
     }
 
     fn activation(&self) -> candle_wick::Result<Activation> {
-        self.activation_function.parse()
+        Activation::from_config(&self.activation_function, self.hidden_act_param)
     }
 
     fn needs(&self, ctx: usize) -> ModelNeeds {
@@ -107,12 +114,17 @@ impl ModelConfig for OptConfig {
         } else {
             "lm_head.weight"
         };
+        let projected = if self.has_projections() {
+            2 * self.embedding_width()
+        } else {
+            0
+        };
         let position_bytes = KvCache::position_bytes(self.num_attention_heads, self.head_dim());
         ModelNeeds {
             ctx,
             kv_position_bytes: self.num_hidden_layers as u64 * position_bytes,
             hidden_size: self.hidden_size,
-            token_values: 10 * self.hidden_size,
+            token_values: 10 * self.hidden_size + projected,
             vocab_size: self.vocab_size,
             embedding: embedding.to_owned(),
             head: head.to_owned(),
@@ -170,6 +182,7 @@ struct DecoderLayer {
     self_attn: Attention,
     final_layer_norm: LayerNorm,
     mlp: FlashMlp,
+    do_layer_norm_before: bool,
 }
 
 impl DecoderLayer {
@@ -180,28 +193,36 @@ impl DecoderLayer {
             self_attn: Attention::load(vb.pp("self_attn"), cfg, ctx)?,
             final_layer_norm: norm(cfg, vb.pp("final_layer_norm"))?,
             mlp: FlashMlp::load(cfg.hidden_size, cfg.ffn_dim, activation, vb)?,
+            do_layer_norm_before: cfg.do_layer_norm_before,
         })
     }
 
     fn forward(&mut self, x: &Tensor) -> Result<Tensor> {
-        let x = (x + self
-            .self_attn
-            .forward(&self.self_attn_layer_norm.forward(x)?)?)?;
-        let y = self.mlp.forward(&self.final_layer_norm.forward(&x)?)?;
-        x + y
+        let (attn_norm, ffn_norm) = (&self.self_attn_layer_norm, &self.final_layer_norm);
+        if self.do_layer_norm_before {
+            let x = (x + self.self_attn.forward(&attn_norm.forward(x)?)?)?;
+            let y = self.mlp.forward(&ffn_norm.forward(&x)?)?;
+            x + y
+        } else {
+            let x = attn_norm.forward(&(x + self.self_attn.forward(x)?)?)?;
+            ffn_norm.forward(&(&x + self.mlp.forward(&x)?)?)
+        }
     }
 }
 
 fn norm(cfg: &OptConfig, vb: FlashVarBuilder) -> Result<LayerNorm> {
-    layer_norm(cfg.hidden_size, LAYER_NORM_EPS, true, vb)
+    let affine = cfg.layer_norm_elementwise_affine;
+    layer_norm(cfg.hidden_size, LAYER_NORM_EPS, affine, vb)
 }
 
 /// An OPT for one sequence.
 pub struct Opt {
     embed_tokens: FlashEmbedding,
+    project_in: Option<FlashLinear>,
     embed_positions: FlashEmbedding,
     layers: Vec<DecoderLayer>,
-    final_layer_norm: LayerNorm,
+    final_layer_norm: Option<LayerNorm>,
+    project_out: Option<FlashLinear>,
     lm_head: FlashLinear,
     interrupt: Interrupt,
 }
@@ -216,19 +237,25 @@ impl Opt {
     ) -> Result<Self> {
         cfg.validate().map_err(candle::Error::msg)?;
         let decoder = vb.pp("model").pp("decoder");
-        let (vocab, hidden) = (cfg.vocab_size, cfg.hidden_size);
+        let (hidden, width) = (cfg.hidden_size, cfg.embedding_width());
         let positions = cfg.max_position_embeddings + POSITION_OFFSET;
         let (embed_tokens, lm_head) = embedding_and_head(
-            vocab,
-            hidden,
+            cfg.vocab_size,
+            width,
             cfg.tie_word_embeddings,
             decoder.pp("embed_tokens"),
             vb.pp("lm_head"),
         )?;
+        let projection = |from, to, name: &str| {
+            let load = || FlashLinear::load(from, to, decoder.pp(name));
+            cfg.has_projections().then(load).transpose()
+        };
+        let final_layer_norm = || norm(cfg, decoder.pp("final_layer_norm"));
         let layers = (0..cfg.num_hidden_layers)
             .map(|index| DecoderLayer::load(decoder.pp("layers").pp(index), cfg, ctx));
         Ok(Self {
             embed_tokens,
+            project_in: projection(width, hidden, "project_in")?,
             embed_positions: FlashEmbedding::load(
                 positions,
                 hidden,
@@ -236,7 +263,11 @@ impl Opt {
                 decoder.pp("embed_positions"),
             )?,
             layers: layers.collect::<Result<_>>()?,
-            final_layer_norm: norm(cfg, decoder.pp("final_layer_norm"))?,
+            final_layer_norm: cfg
+                .has_final_layer_norm()
+                .then(final_layer_norm)
+                .transpose()?,
+            project_out: projection(hidden, width, "project_out")?,
             lm_head,
             interrupt,
         })
@@ -252,17 +283,26 @@ impl CausalLm for Opt {
         }
         let first = (position + POSITION_OFFSET) as u32;
         let positions = Tensor::arange(first, first + seq as u32, &Device::Cpu)?.unsqueeze(0)?;
-        let mut x =
-            (self.embed_tokens.forward(input_ids)? + self.embed_positions.forward(&positions)?)?;
+        let mut x = self.embed_tokens.forward(input_ids)?;
+        if let Some(project_in) = &self.project_in {
+            x = project_in.forward(&x)?;
+        }
+        x = (x + self.embed_positions.forward(&positions)?)?;
         for layer in &mut self.layers {
             self.interrupt.check()?;
             x = layer.forward(&x)?;
         }
-        self.final_layer_norm.forward(&x)
+        match &self.final_layer_norm {
+            Some(norm) => norm.forward(&x),
+            None => Ok(x),
+        }
     }
 
     fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        self.lm_head.forward(hidden)
+        match &self.project_out {
+            Some(project_out) => self.lm_head.forward(&project_out.forward(hidden)?),
+            None => self.lm_head.forward(hidden),
+        }
     }
 
     fn clear_kv_cache(&mut self) {

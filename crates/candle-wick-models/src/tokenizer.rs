@@ -53,6 +53,12 @@ impl WickTokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// The ids of `text` alone: nothing that a post-processor adds.
+    pub fn encode_bare(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.inner.encode_fast(text, false).map_err(trouble)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
     /// The text of `ids`, without special tokens.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         self.inner.decode(ids, true).map_err(trouble)
@@ -172,6 +178,7 @@ mod tests {
     fn encodes_with_the_files_special_tokens_and_without_its_truncation() {
         let tokenizer = WickTokenizer::parse(BYTE_LEVEL).unwrap();
         assert_eq!(tokenizer.encode("a aé").unwrap(), [0, 1, 2, 1, 3, 4]);
+        assert_eq!(tokenizer.encode_bare("a aé").unwrap(), [1, 2, 1, 3, 4]);
         assert_eq!(tokenizer.encode("").unwrap(), [0]);
         assert_eq!(tokenizer.decode(&[0, 1, 2, 1, 3, 4]).unwrap(), "a aé");
         assert_eq!(tokenizer.token_id("</s>"), Some(0));

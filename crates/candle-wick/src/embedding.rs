@@ -59,8 +59,8 @@ impl FlashEmbedding {
         Tensor::from_vec(values, shape, &Device::Cpu)
     }
 
-    /// The head of a tied model: the same matrix, one copy.
-    pub fn tied_head(&self) -> FlashLinear {
-        FlashLinear::tied(self.weight.clone())
+    /// The head of a tied model: the same matrix, one copy, and the `bias` at `head` when the model has one.
+    pub fn tied_head(&self, head: &FlashVarBuilder) -> Result<FlashLinear> {
+        FlashLinear::with_weight(self.weight.clone(), head)
     }
 }

@@ -22,16 +22,17 @@ impl FlashLinear {
     /// `weight` `(out_dim, in_dim)`, and `bias` `(out_dim)` when the model has one.
     pub fn load(in_dim: usize, out_dim: usize, vb: FlashVarBuilder) -> Result<Self> {
         let weight = Arc::new(vb.matrix(&[out_dim, in_dim], "weight")?);
+        Self::with_weight(weight, &vb)
+    }
+
+    /// A matrix that is loaded already, and the `bias` at `vb` when the model has one.
+    pub(crate) fn with_weight(weight: Arc<Matrix>, vb: &FlashVarBuilder) -> Result<Self> {
         let bias = if vb.contains_tensor("bias") {
-            Some(vb.values(out_dim, "bias")?.into())
+            Some(vb.values(weight.rows(), "bias")?.into())
         } else {
             None
         };
         Ok(Self { weight, bias })
-    }
-
-    pub(crate) fn tied(weight: Arc<Matrix>) -> Self {
-        Self { weight, bias: None }
     }
 
     /// Whether the weight is in DRAM.

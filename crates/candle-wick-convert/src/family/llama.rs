@@ -1,12 +1,13 @@
-//! Llama 2 and 3: gated FFN, grouped-query attention, no biases unless the config says so.
+//! Llama, ProSparse, Mistral and Qwen2: gated FFN, grouped-query attention, the same tensor names. They differ in
+//! which projections have a bias, and in what a missing `num_key_value_heads` means.
 
 use super::{Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
 use crate::config::ModelConfig;
 use crate::ConvertError;
 
 pub(super) const FAMILY: Family = Family {
-    model_types: &["llama"],
-    supported: "llama",
+    model_types: &["llama", "sparsellama", "mistral", "qwen2"],
+    supported: "llama, sparsellama, mistral, qwen2",
     spec,
     ..CURRENT
 };
@@ -42,14 +43,43 @@ struct LayerShapes {
     intermediate: usize,
     query: usize,
     key_value: usize,
-    attention_bias: bool,
-    mlp_bias: bool,
+    bias: Biases,
+}
+
+/// What has a bias.
+struct Biases {
+    qkv: bool,
+    output: bool,
+    mlp: bool,
+}
+
+impl Biases {
+    fn of(config: &ModelConfig) -> Result<Self, ConvertError> {
+        let (qkv, output, mlp) = match config.text("model_type")? {
+            "qwen2" => (true, false, false),
+            "mistral" => (false, false, false),
+            _ => {
+                let attention = config.flag_or("attention_bias", false)?;
+                (attention, attention, config.flag_or("mlp_bias", false)?)
+            }
+        };
+        Ok(Self { qkv, output, mlp })
+    }
+}
+
+/// `num_key_value_heads` where the config does not say.
+fn default_kv_heads(config: &ModelConfig, heads: usize) -> Result<usize, ConvertError> {
+    Ok(match config.text("model_type")? {
+        "mistral" => 8,
+        "qwen2" => 32,
+        _ => heads,
+    })
 }
 
 impl LayerShapes {
     fn of(config: &ModelConfig, hidden: usize) -> Result<Self, ConvertError> {
         let heads = config.size("num_attention_heads")?;
-        let kv_heads = config.size_or("num_key_value_heads", heads)?;
+        let kv_heads = config.size_or("num_key_value_heads", default_kv_heads(config, heads)?)?;
         let head_dim = if config.has("head_dim") {
             config.size("head_dim")?
         } else if hidden.is_multiple_of(heads) {
@@ -65,8 +95,7 @@ impl LayerShapes {
             intermediate: config.size("intermediate_size")?,
             query: heads * head_dim, // sizes are below 2^24
             key_value: kv_heads * head_dim,
-            attention_bias: config.flag_or("attention_bias", false)?,
-            mlp_bias: config.flag_or("mlp_bias", false)?,
+            bias: Biases::of(config)?,
         })
     }
 
@@ -76,19 +105,19 @@ impl LayerShapes {
         };
         push("input_layernorm.weight", &[self.hidden]);
         let projections = [
-            ("q", self.query, self.hidden),
-            ("k", self.key_value, self.hidden),
-            ("v", self.key_value, self.hidden),
-            ("o", self.hidden, self.query),
+            ("q", self.query, self.hidden, self.bias.qkv),
+            ("k", self.key_value, self.hidden, self.bias.qkv),
+            ("v", self.key_value, self.hidden, self.bias.qkv),
+            ("o", self.hidden, self.query, self.bias.output),
         ];
-        for (name, out_dim, in_dim) in projections {
+        for (name, out_dim, in_dim, bias) in projections {
             push(&format!("self_attn.{name}_proj.weight"), &[out_dim, in_dim]);
-            if self.attention_bias {
+            if bias {
                 push(&format!("self_attn.{name}_proj.bias"), &[out_dim]);
             }
         }
         push("post_attention_layernorm.weight", &[self.hidden]);
-        if self.mlp_bias {
+        if self.bias.mlp {
             push("mlp.gate_proj.bias", &[self.intermediate]);
             push("mlp.up_proj.bias", &[self.intermediate]);
             push("mlp.down_proj.bias", &[self.hidden]);
@@ -97,7 +126,7 @@ impl LayerShapes {
 
     fn ffn(&self, layer: &str) -> LayerSpec {
         let name = |part: &str| format!("{layer}.mlp.{part}");
-        let bias = |part: &str| self.mlp_bias.then(|| name(part));
+        let bias = |part: &str| self.bias.mlp.then(|| name(part));
         LayerSpec {
             prefix: format!("{layer}.mlp"),
             intermediate_size: self.intermediate,

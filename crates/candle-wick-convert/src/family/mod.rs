@@ -3,8 +3,11 @@
 //! One file a family, found by `model_type`. To add one: write `spec`, what else differs from
 //! [`CURRENT`] for old uploads, and list it in [`FAMILIES`].
 
+mod falcon;
 mod llama;
 mod opt;
+mod persimmon;
+mod phi;
 
 use crate::config::ModelConfig;
 use crate::source::SourceFolder;
@@ -39,7 +42,13 @@ const CURRENT: Family = Family {
     spec: |_| Err(unsupported("this family")),
 };
 
-const FAMILIES: &[Family] = &[llama::FAMILY, opt::FAMILY];
+const FAMILIES: &[Family] = &[
+    falcon::FAMILY,
+    llama::FAMILY,
+    opt::FAMILY,
+    persimmon::FAMILY,
+    phi::FAMILY,
+];
 
 /// The tensors of one model.
 pub(crate) struct ModelSpec {
@@ -73,6 +82,14 @@ impl TensorNeed {
             shape: shape.to_vec(),
         }
     }
+}
+
+/// The weight of a linear layer or a norm, of `shape`, and its bias.
+fn with_bias(name: &str, shape: &[usize]) -> [TensorNeed; 2] {
+    [
+        TensorNeed::new(format!("{name}.weight"), shape),
+        TensorNeed::new(format!("{name}.bias"), &shape[..1]),
+    ]
 }
 
 /// The FFN of one layer: names of the matrices and of their biases (which are in `resident`).

@@ -1,9 +1,9 @@
-//! OPT with norms before attention and FFN: every size but 350m.
+//! OPT, norms before attention and FFN or after them, embeddings as wide as the layers or not.
 //!
 //! Uploads from before 2022-07 call the tensors `decoder.`; they get their present names,
 //! `model.decoder.`.
 
-use super::{unsupported, Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
+use super::{Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
 use crate::config::ModelConfig;
 use crate::ConvertError;
 
@@ -12,7 +12,7 @@ const POSITION_OFFSET: usize = 2;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["opt"],
-    supported: "opt (norms before attention and FFN, embeddings as wide as the layers)",
+    supported: "opt",
     activation_key: "activation_function",
     rename,
     spec,
@@ -28,77 +28,87 @@ fn rename(name: &str) -> String {
 
 fn spec(config: &ModelConfig) -> Result<ModelSpec, ConvertError> {
     let hidden = config.size("hidden_size")?;
+    let heads = config.size("num_attention_heads")?;
+    if !hidden.is_multiple_of(heads) {
+        return Err(config.wrong("num_attention_heads", format!("a divisor of {hidden}")));
+    }
     let vocab = config.size("vocab_size")?;
-    let positions = config.size("max_position_embeddings")? + POSITION_OFFSET;
-    let intermediate = config.size("ffn_dim")?;
+    let width = config.size_or("word_embed_proj_dim", hidden)?;
     let layer_count = config.layer_count("num_hidden_layers")?;
-    check_variant(config, hidden)?;
-    let bias = config.flag_or("enable_bias", true)?;
-
+    let layer = LayerShapes {
+        hidden,
+        intermediate: config.size("ffn_dim")?,
+        bias: config.flag_or("enable_bias", true)?,
+        affine: config.flag_or("layer_norm_elementwise_affine", true)?,
+    };
     let embedding = "model.decoder.embed_tokens.weight".to_string();
+    let positions = config.size("max_position_embeddings")? + POSITION_OFFSET;
     let mut resident = vec![
-        TensorNeed::new(&embedding, &[vocab, hidden]),
+        TensorNeed::new(&embedding, &[vocab, width]),
         TensorNeed::new("model.decoder.embed_positions.weight", &[positions, hidden]),
     ];
+    if width != hidden {
+        for (name, shape) in [("in", [hidden, width]), ("out", [width, hidden])] {
+            let name = format!("model.decoder.project_{name}.weight");
+            resident.push(TensorNeed::new(name, &shape));
+        }
+    }
     let mut layers = Vec::with_capacity(layer_count);
     for n in 0..layer_count {
         let prefix = format!("model.decoder.layers.{n}");
-        for name in ["q", "k", "v", "out"] {
-            let name = format!("{prefix}.self_attn.{name}_proj");
-            resident.push(TensorNeed::new(format!("{name}.weight"), &[hidden, hidden]));
-            if bias {
-                resident.push(TensorNeed::new(format!("{name}.bias"), &[hidden]));
-            }
-        }
-        push_norm(
-            &format!("{prefix}.self_attn_layer_norm"),
-            hidden,
-            &mut resident,
-        );
-        push_norm(&format!("{prefix}.final_layer_norm"), hidden, &mut resident);
-        if bias {
-            resident.push(TensorNeed::new(
-                format!("{prefix}.fc1.bias"),
-                &[intermediate],
-            ));
-            resident.push(TensorNeed::new(format!("{prefix}.fc2.bias"), &[hidden]));
-        }
-        layers.push(ffn(prefix, intermediate, bias));
+        layer.push_resident(&prefix, &mut resident);
+        layers.push(ffn(prefix, layer.intermediate, layer.bias));
     }
-    push_norm("model.decoder.final_layer_norm", hidden, &mut resident);
+    let removed = config.flag_or("_remove_final_layer_norm", false)?;
+    if config.flag_or("do_layer_norm_before", true)? && !removed {
+        layer.push_norm("model.decoder.final_layer_norm", &mut resident);
+    }
     Ok(ModelSpec {
         hidden_size: hidden,
         layers,
         resident,
         embedding,
-        head: TensorNeed::new("lm_head.weight", &[vocab, hidden]),
+        head: TensorNeed::new("lm_head.weight", &[vocab, width]),
         tied: config.flag_or("tie_word_embeddings", true)?,
         computed: &[],
     })
 }
 
-/// Refuses the variants that the model definition does not compute.
-fn check_variant(config: &ModelConfig, hidden: usize) -> Result<(), ConvertError> {
-    let heads = config.size("num_attention_heads")?;
-    if !hidden.is_multiple_of(heads) {
-        return Err(config.wrong("num_attention_heads", format!("a divisor of {hidden}")));
-    }
-    if !config.flag_or("do_layer_norm_before", true)? {
-        return Err(unsupported(
-            "opt with `do_layer_norm_before` false (as in opt-350m)",
-        ));
-    }
-    let width = config.size_or("word_embed_proj_dim", hidden)?;
-    if width != hidden {
-        let got = format!("opt with `word_embed_proj_dim` {width} and `hidden_size` {hidden}");
-        return Err(unsupported(got));
-    }
-    Ok(())
+/// What all layers share.
+struct LayerShapes {
+    hidden: usize,
+    intermediate: usize,
+    bias: bool,
+    affine: bool,
 }
 
-fn push_norm(name: &str, hidden: usize, resident: &mut Vec<TensorNeed>) {
-    resident.push(TensorNeed::new(format!("{name}.weight"), &[hidden]));
-    resident.push(TensorNeed::new(format!("{name}.bias"), &[hidden]));
+impl LayerShapes {
+    fn push_resident(&self, prefix: &str, resident: &mut Vec<TensorNeed>) {
+        for name in ["q", "k", "v", "out"] {
+            let name = format!("{prefix}.self_attn.{name}_proj");
+            let shape = [self.hidden, self.hidden];
+            resident.push(TensorNeed::new(format!("{name}.weight"), &shape));
+            self.push_bias(&name, self.hidden, resident);
+        }
+        self.push_norm(&format!("{prefix}.self_attn_layer_norm"), resident);
+        self.push_norm(&format!("{prefix}.final_layer_norm"), resident);
+        self.push_bias(&format!("{prefix}.fc1"), self.intermediate, resident);
+        self.push_bias(&format!("{prefix}.fc2"), self.hidden, resident);
+    }
+
+    fn push_bias(&self, name: &str, size: usize, resident: &mut Vec<TensorNeed>) {
+        if self.bias {
+            resident.push(TensorNeed::new(format!("{name}.bias"), &[size]));
+        }
+    }
+
+    fn push_norm(&self, name: &str, resident: &mut Vec<TensorNeed>) {
+        if self.affine {
+            for part in ["weight", "bias"] {
+                resident.push(TensorNeed::new(format!("{name}.{part}"), &[self.hidden]));
+            }
+        }
+    }
 }
 
 fn ffn(prefix: String, intermediate_size: usize, bias: bool) -> LayerSpec {

@@ -183,6 +183,8 @@ fn shared_fixtures() {
         "llama-relu-gqa-f16",
         "llama-3-rope-scaled-tied",
         "opt-pre-ln",
+        "phi-2",
+        "persimmon",
     ];
     for source in names.into_iter().filter_map(fixture) {
         let place = Place::new();

@@ -16,6 +16,7 @@ fn copied_config(place: &Place) -> Value {
 /// Converts; returns whether the head was kept, the copied `tie_word_embeddings`, and the notes.
 fn head_of(tiny: &Tiny) -> (bool, Value, Vec<String>) {
     let place = Place::of(tiny);
+    std::fs::write(place.source.join("tokenizer.json"), "{}").unwrap();
     let report = run_default(&place.source, &place.out).unwrap();
     assert_eq!(report.ignored_tensors, Vec::<String>::new());
     let kept = all_tensors(&place.out).contains_key(HEAD);
@@ -180,4 +181,27 @@ fn biases_by_config() {
     let place = Place::of(&opt);
     run_default(&place.source, &place.out).unwrap();
     assert_eq!(manifest(&place.out).layers[0].up_bias, None);
+}
+
+#[test]
+fn biases_by_model_type() {
+    let mut tiny = Tiny::llama(8, 4, Dtype::F32);
+    tiny.config["attention_bias"] = json!(true);
+    tiny.config["mlp_bias"] = json!(true);
+    tiny.config["model_type"] = json!("mistral");
+    let place = Place::of(&tiny);
+    run_default(&place.source, &place.out).unwrap();
+    tiny.config["model_type"] = json!("qwen2");
+    let error = Place::of(&tiny).refused().to_string();
+    assert!(error.contains("6 of 26 tensors missing"), "{error}");
+    assert!(error.contains("layers.1.self_attn.v_proj.bias"), "{error}");
+}
+
+#[test]
+fn the_activation_of_the_family_where_the_config_has_none() {
+    let mut tiny = Tiny::llama(8, 4, Dtype::F32);
+    tiny.config.as_object_mut().unwrap().remove("hidden_act");
+    let place = Place::of(&tiny);
+    run_default(&place.source, &place.out).unwrap();
+    assert!(copied_config(&place)["hidden_act"].is_null());
 }

@@ -3,7 +3,10 @@
 
 mod content;
 mod corrupt;
+mod falcon;
 mod folder;
 mod heads;
+mod persimmon;
+mod phi;
 mod resume;
 mod tiny;

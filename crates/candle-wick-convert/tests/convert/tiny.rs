@@ -24,7 +24,7 @@ pub(crate) struct Tiny {
 pub(crate) const VOCAB: usize = 40;
 
 impl Tiny {
-    fn new(config: Value) -> Self {
+    pub(crate) fn new(config: Value) -> Self {
         Self {
             config,
             tensors: BTreeMap::new(),

@@ -1,0 +1,429 @@
+//! Falcon (7B, 40B, 180B, 11B and the RW models), its FFN on flash.
+//!
+//! Tensor names and config keys are Hugging Face's (`FalconForCausalLM`). Shapes: ids `(1, seq)`, hidden states
+//! `(1, seq, hidden_size)`, logits `(1, vocab_size)` for the last position. Activations are f32.
+//!
+//! One fused projection gives queries, keys and values: for each key head the query heads that share it, then
+//! itself, then its value head. Multi-query models have one such group, the RW models one for each head.
+
+use std::sync::Arc;
+
+use candle::{Module, Result, Tensor};
+use candle_nn::LayerNorm;
+use candle_wick::{
+    Activation, Alibi, FlashEmbedding, FlashLinear, FlashMlp, FlashVarBuilder, KvCache, ModelNeeds,
+};
+use serde::Deserialize;
+
+use crate::family::{CausalLm, ModelConfig};
+use crate::interrupt::Interrupt;
+use crate::layers::{embedding_and_head, layer_norm};
+use crate::limits::{check_positive, check_sizes};
+use crate::rope::{Rope, RopeParameters};
+
+/// The keys of `config.json` that this definition obeys.
+#[derive(Clone, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the keys are Hugging Face's, documented there")]
+pub struct FalconConfig {
+    pub hidden_size: usize,
+    pub vocab_size: usize,
+    pub num_hidden_layers: usize,
+    pub num_attention_heads: usize,
+    pub num_kv_heads: Option<usize>,
+    pub ffn_hidden_size: Option<usize>,
+    #[serde(default = "gelu")]
+    pub activation: String,
+    #[serde(default = "default_epsilon")]
+    pub layer_norm_epsilon: f64,
+    #[serde(default = "default_positions")]
+    pub max_position_embeddings: usize,
+    #[serde(default)]
+    pub alibi: bool,
+    #[serde(default)]
+    pub new_decoder_architecture: bool,
+    #[serde(default = "yes")]
+    pub multi_query: bool,
+    #[serde(default = "yes")]
+    pub parallel_attn: bool,
+    pub num_ln_in_parallel_attn: Option<usize>,
+    pub rope_theta: Option<f64>,
+    pub rope_scaling: Option<RopeParameters>,
+    pub rope_parameters: Option<RopeParameters>,
+    #[serde(default = "yes")]
+    pub tie_word_embeddings: bool,
+}
+
+fn gelu() -> String {
+    "gelu".to_owned()
+}
+
+fn default_epsilon() -> f64 {
+    1e-5
+}
+
+fn default_positions() -> usize {
+    2048
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl FalconConfig {
+    fn head_dim(&self) -> usize {
+        self.hidden_size / self.num_attention_heads
+    }
+
+    /// `num_kv_heads` counts in the new decoder architecture alone.
+    fn kv_heads(&self) -> usize {
+        match (self.new_decoder_architecture, self.multi_query) {
+            (true, _) => self.num_kv_heads.unwrap_or(self.num_attention_heads),
+            (false, true) => 1,
+            (false, false) => self.num_attention_heads,
+        }
+    }
+
+    /// Rows of the fused projection.
+    fn qkv_dim(&self) -> usize {
+        (self.num_attention_heads + 2 * self.kv_heads()) * self.head_dim()
+    }
+
+    fn ffn_dim(&self) -> usize {
+        self.ffn_hidden_size
+            .unwrap_or(self.hidden_size.saturating_mul(4))
+    }
+
+    /// Whether attention and FFN see the same hidden states; in the new decoder architecture they always do.
+    fn is_parallel(&self) -> bool {
+        self.new_decoder_architecture || self.parallel_attn
+    }
+
+    /// Layer norms of a parallel block.
+    fn parallel_norms(&self) -> usize {
+        let default = if self.new_decoder_architecture { 2 } else { 1 };
+        self.num_ln_in_parallel_attn.unwrap_or(default)
+    }
+    fn inv_freq(&self) -> std::result::Result<Vec<f32>, String> {
+        let parameters = RopeParameters::of(&self.rope_scaling, &self.rope_parameters);
+        let theta = self.rope_theta.unwrap_or(10_000.0);
+        parameters.partial_inv_freq(theta, 1.0, self.head_dim())
+    }
+
+    fn check_positions(&self) -> std::result::Result<(), String> {
+        if !self.alibi {
+            return match self.head_dim() % 2 {
+                0 => self.inv_freq().map(|_| ()),
+                _ => Err(format!("head_dim {} is odd", self.head_dim())),
+            };
+        }
+        match self.rope_scaling {
+            None => Ok(()),
+            Some(_) => {
+                Err("rope_scaling in a model with alibi, which has no rotary embeddings".to_owned())
+            }
+        }
+    }
+}
+
+impl ModelConfig for FalconConfig {
+    fn validate(&self) -> std::result::Result<(), String> {
+        let (hidden, heads, kv_heads) =
+            (self.hidden_size, self.num_attention_heads, self.kv_heads());
+        check_sizes(&[
+            ("hidden_size", hidden),
+            ("ffn_hidden_size", self.ffn_dim()),
+            ("vocab_size", self.vocab_size),
+            ("max_position_embeddings", self.max_position_embeddings),
+            ("num_attention_heads", heads),
+            ("num_kv_heads", kv_heads),
+        ])?;
+        check_positive("layer_norm_epsilon", self.layer_norm_epsilon)?;
+        if hidden % heads != 0 {
+            return Err(format!(
+                "hidden_size {hidden} cannot be split over {heads} attention heads"
+            ));
+        }
+        if heads % kv_heads != 0 {
+            return Err(format!(
+                "{heads} attention heads cannot share {kv_heads} key heads"
+            ));
+        }
+        let most = if self.new_decoder_architecture { 2 } else { 1 };
+        if self.is_parallel() && !(1..=most).contains(&self.parallel_norms()) {
+            return Err(format!(
+                "num_ln_in_parallel_attn is {}, expected 1, or 2 in the new decoder architecture",
+                self.parallel_norms()
+            ));
+        }
+        self.check_positions()
+    }
+
+    fn num_hidden_layers(&self) -> usize {
+        self.num_hidden_layers
+    }
+
+    fn max_position_embeddings(&self) -> usize {
+        self.max_position_embeddings
+    }
+
+    fn activation(&self) -> candle_wick::Result<Activation> {
+        self.activation.parse()
+    }
+
+    fn needs(&self, ctx: usize) -> ModelNeeds {
+        let embedding = "transformer.word_embeddings.weight";
+        let head = if self.tie_word_embeddings {
+            embedding
+        } else {
+            "lm_head.weight"
+        };
+        let layer_bytes = KvCache::position_bytes(self.kv_heads(), self.head_dim());
+        let rope_bytes = if self.alibi {
+            0
+        } else {
+            4 * self.head_dim() as u64
+        };
+        ModelNeeds {
+            ctx,
+            kv_position_bytes: self.num_hidden_layers as u64 * layer_bytes + rope_bytes,
+            hidden_size: self.hidden_size,
+            // The most is in flight either when the fused product is turned around or when attention has both
+            // it and the turned queries; hidden states, their norm and what attention gave are there as well.
+            token_values: 5 * self.hidden_size + 2 * self.qkv_dim(),
+            vocab_size: self.vocab_size,
+            embedding: embedding.to_owned(),
+            head: head.to_owned(),
+        }
+    }
+
+    fn load(
+        &self,
+        vb: FlashVarBuilder,
+        ctx: usize,
+        interrupt: Interrupt,
+    ) -> Result<Box<dyn CausalLm>> {
+        Ok(Box::new(Falcon::load(vb, self, ctx, interrupt)?))
+    }
+}
+
+/// How attention knows where tokens are.
+#[derive(Clone)]
+enum Positions {
+    Rotary(Rope),
+    Alibi(Arc<Alibi>),
+}
+
+impl Positions {
+    fn new(cfg: &FalconConfig, ctx: usize) -> Result<Self> {
+        if cfg.alibi {
+            return Ok(Self::Alibi(Arc::new(Alibi::new(cfg.num_attention_heads))));
+        }
+        let inv_freq = cfg.inv_freq().map_err(candle::Error::msg)?;
+        Ok(Self::Rotary(Rope::new(&inv_freq, ctx)?))
+    }
+
+    fn alibi(&self) -> Option<Arc<Alibi>> {
+        match self {
+            Self::Rotary(_) => None,
+            Self::Alibi(alibi) => Some(alibi.clone()),
+        }
+    }
+
+    /// Turns queries or keys `(1, heads, seq, head_dim)`, whose first row is at `position`.
+    fn turn(&self, x: Tensor, position: usize) -> Result<Tensor> {
+        match self {
+            Self::Rotary(rope) => rope.apply(&x, position),
+            Self::Alibi(_) => Ok(x),
+        }
+    }
+}
+
+/// Queries `(1, kv_heads * share, seq, head_dim)`, keys and values `(1, kv_heads, seq, head_dim)` from
+/// `fused` `(1, seq, kv_heads * (share + 2) * head_dim)`, where `share` query heads use a key head.
+fn split_qkv(fused: &Tensor, kv_heads: usize, share: usize) -> Result<(Tensor, Tensor, Tensor)> {
+    let (_, seq, width) = fused.dims3()?;
+    let head_dim = width / (kv_heads * (share + 2));
+    let groups = fused.reshape((seq, kv_heads, share + 2, head_dim))?;
+    let groups = groups.permute((2, 1, 0, 3))?;
+    let queries = groups.narrow(0, 0, share)?.transpose(0, 1)?;
+    Ok((
+        queries.reshape((1, kv_heads * share, seq, head_dim))?,
+        groups.narrow(0, share, 1)?,
+        groups.narrow(0, share + 1, 1)?,
+    ))
+}
+
+struct Attention {
+    query_key_value: FlashLinear,
+    dense: FlashLinear,
+    num_kv_heads: usize,
+    /// Query heads that use one key head.
+    share: usize,
+    head_dim: usize,
+    positions: Positions,
+    kv_cache: KvCache,
+}
+
+impl Attention {
+    fn load(
+        vb: FlashVarBuilder,
+        cfg: &FalconConfig,
+        positions: &Positions,
+        ctx: usize,
+    ) -> Result<Self> {
+        let (hidden, kv_heads, head_dim) = (cfg.hidden_size, cfg.kv_heads(), cfg.head_dim());
+        let fused = vb.pp("query_key_value");
+        Ok(Self {
+            query_key_value: FlashLinear::load(hidden, cfg.qkv_dim(), fused)?,
+            dense: FlashLinear::load(hidden, hidden, vb.pp("dense"))?,
+            num_kv_heads: kv_heads,
+            share: cfg.num_attention_heads / kv_heads,
+            head_dim,
+            positions: positions.clone(),
+            kv_cache: KvCache::new(kv_heads, head_dim, ctx).with_alibi(positions.alibi()),
+        })
+    }
+
+    fn forward(&mut self, x: &Tensor, position: usize) -> Result<Tensor> {
+        let attended = self.attend(x, position)?;
+        self.dense.forward(&attended)
+    }
+
+    /// Everything before the output projection; queries, keys and values are let go on return.
+    fn attend(&mut self, x: &Tensor, position: usize) -> Result<Tensor> {
+        let fused = self.query_key_value.forward(x)?;
+        let (q, k, v) = split_qkv(&fused, self.num_kv_heads, self.share)?;
+        self.kv_cache
+            .append(&self.positions.turn(k, position)?, &v)?;
+        let q = self.positions.turn(q, position)?;
+        let scale = 1.0 / (self.head_dim as f32).sqrt();
+        self.kv_cache.causal_attention(&q, scale)
+    }
+}
+
+/// What the FFN of a block sees.
+enum MlpInput {
+    /// What attention saw.
+    Shared,
+    /// The block's hidden states under a norm of its own.
+    Normed(LayerNorm),
+    /// The sum of hidden states and attention, normed.
+    AfterAttention(LayerNorm),
+}
+
+struct Block {
+    attention_norm: LayerNorm,
+    self_attention: Attention,
+    mlp_input: MlpInput,
+    mlp: FlashMlp,
+}
+
+impl Block {
+    fn load(
+        vb: FlashVarBuilder,
+        cfg: &FalconConfig,
+        positions: &Positions,
+        ctx: usize,
+    ) -> Result<Self> {
+        let norm = |name: &str| norm(cfg, vb.pp(name));
+        let (attention_norm, mlp_input) = if !cfg.is_parallel() {
+            let mlp_norm = norm("post_attention_layernorm")?;
+            (norm("input_layernorm")?, MlpInput::AfterAttention(mlp_norm))
+        } else if cfg.parallel_norms() == 2 {
+            (norm("ln_attn")?, MlpInput::Normed(norm("ln_mlp")?))
+        } else {
+            (norm("input_layernorm")?, MlpInput::Shared)
+        };
+        let activation = cfg.activation()?;
+        Ok(Self {
+            attention_norm,
+            self_attention: Attention::load(vb.pp("self_attention"), cfg, positions, ctx)?,
+            mlp_input,
+            mlp: FlashMlp::load(cfg.hidden_size, cfg.ffn_dim(), activation, vb.pp("mlp"))?,
+        })
+    }
+
+    fn forward(&mut self, x: &Tensor, position: usize) -> Result<Tensor> {
+        let normed = self.attention_norm.forward(x)?;
+        let sum = (x + self.self_attention.forward(&normed, position)?)?;
+        let input = match &self.mlp_input {
+            MlpInput::Shared => normed,
+            MlpInput::Normed(norm) => norm.forward(x)?,
+            MlpInput::AfterAttention(norm) => norm.forward(&sum)?,
+        };
+        sum + self.mlp.forward(&input)?
+    }
+}
+
+/// Falcon's layer norms have biases even where its linear layers have none.
+fn norm(cfg: &FalconConfig, vb: FlashVarBuilder) -> Result<LayerNorm> {
+    layer_norm(cfg.hidden_size, cfg.layer_norm_epsilon, true, vb)
+}
+
+/// A Falcon for one sequence.
+pub struct Falcon {
+    word_embeddings: FlashEmbedding,
+    layers: Vec<Block>,
+    ln_f: LayerNorm,
+    lm_head: FlashLinear,
+    interrupt: Interrupt,
+}
+
+impl Falcon {
+    /// Loads what the placement of `vb` keeps in DRAM, with room for `ctx` positions.
+    pub fn load(
+        vb: FlashVarBuilder,
+        cfg: &FalconConfig,
+        ctx: usize,
+        interrupt: Interrupt,
+    ) -> Result<Self> {
+        cfg.validate().map_err(candle::Error::msg)?;
+        let positions = Positions::new(cfg, ctx)?;
+        let transformer = vb.pp("transformer");
+        let (word_embeddings, lm_head) = embedding_and_head(
+            cfg.vocab_size,
+            cfg.hidden_size,
+            cfg.tie_word_embeddings,
+            transformer.pp("word_embeddings"),
+            vb.pp("lm_head"),
+        )?;
+        let layers = (0..cfg.num_hidden_layers)
+            .map(|index| Block::load(transformer.pp("h").pp(index), cfg, &positions, ctx));
+        Ok(Self {
+            word_embeddings,
+            layers: layers.collect::<Result<_>>()?,
+            ln_f: norm(cfg, transformer.pp("ln_f"))?,
+            lm_head,
+            interrupt,
+        })
+    }
+}
+
+impl CausalLm for Falcon {
+    fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
+        if let Some(layer) = self.layers.first() {
+            let kv_cache = &layer.self_attention.kv_cache;
+            kv_cache.check_next(position, input_ids.dim(1)?)?;
+        }
+        let mut x = self.word_embeddings.forward(input_ids)?;
+        for layer in &mut self.layers {
+            self.interrupt.check()?;
+            x = layer.forward(&x, position)?;
+        }
+        self.ln_f.forward(&x)
+    }
+
+    fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.lm_head.forward(hidden)
+    }
+
+    fn clear_kv_cache(&mut self) {
+        self.layers
+            .iter_mut()
+            .for_each(|layer| layer.self_attention.kv_cache.clear());
+    }
+}
+
+#[cfg(test)]
+#[path = "falcon_tests.rs"]
+mod tests;
