@@ -165,7 +165,7 @@ pub fn load<M>(
         source: source.clone(),
         requests: requests.clone(),
     };
-    drop(built(&build, Box::new(recorder), dtype)?);
+    drop(built(&build, Box::new(recorder), &requests, dtype)?);
     let list = requests.take();
     check_spans(&list, &requests, |_| true)?;
 
@@ -206,7 +206,7 @@ pub fn load<M>(
         requests: requests.clone(),
     };
     let is_streamed: Vec<String> = weights.streamed.keys().cloned().collect();
-    let model = built(&build, Box::new(weights), dtype)?;
+    let model = built(&build, Box::new(weights), &requests, dtype)?;
     check_spans(&list, &requests, |request| {
         is_streamed.binary_search(&request.name).is_ok()
     })?;
@@ -224,15 +224,15 @@ pub fn load<M>(
 fn built<M>(
     build: &impl Fn(VarBuilder<'static>) -> candle::Result<M>,
     backend: Box<dyn candle_nn::var_builder::SimpleBackend>,
+    requests: &Requests,
     dtype: DType,
 ) -> Result<M> {
     announce(None); // left by a build that panicked
     let built = build(VarBuilder::from_backend(backend, dtype, Device::Cpu));
-    match (built, announce(None)) {
-        (Ok(_), Some(left)) => Err(no_span(&left.name)),
-        (Ok(model), None) => Ok(model),
-        (Err(error), _) => Err(error.into()),
+    if let Some(left) = announce(None) {
+        requests.without_span.get_or_init(|| left.name);
     }
+    Ok(built?)
 }
 
 /// As many spans came as linear layers were asked for.
