@@ -11,4 +11,5 @@ mod score;
 mod stock;
 mod support;
 mod tidy;
+mod tokenizers;
 mod unmodified;

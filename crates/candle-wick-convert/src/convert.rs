@@ -54,7 +54,7 @@ pub fn convert(
 ) -> Result<ConvertReport, ConvertError> {
     let mut checkpoint = Checkpoint::open(source, options)?;
     let copies = copies(source)?;
-    let tokenizer = tokenizer::assemble(source, &checkpoint.config_text, &checkpoint.model_type)?;
+    let tokenizer = tokenizer::assemble(source, &checkpoint.model_type)?;
     checkpoint.notes.extend(tokenizer.notes);
     let tokenizer = tokenizer.json;
     refuse_inside(source, out)?;

@@ -19,6 +19,13 @@ const DEFAULTS: [(&str, &str); 3] = [
     ("eos_token", "<|endoftext|>"),
     ("unk_token", "<|endoftext|>"),
 ];
+/// What OPT's files say, for checkpoints without them.
+const OPT_DEFAULTS: [(&str, &str); 4] = [
+    ("bos_token", "</s>"),
+    ("eos_token", "</s>"),
+    ("unk_token", "</s>"),
+    ("pad_token", "<pad>"),
+];
 /// A token that only the vocabulary of Falcon has: Falcon RW uses that of GPT-2.
 const FALCON_TOKEN: &str = ">>TITLE<<";
 
@@ -42,10 +49,11 @@ pub(super) fn assemble(folder: &Path, settings: &Settings) -> Result<Assembled, 
             "{VOCAB_FILE} is there, but `{name}` is not known"
         )));
     };
-    let add_bos = settings.add_bos.unwrap_or(settings.model_type == "opt");
+    let is_opt = settings.model_type == "opt";
+    let defaults: &[_] = if is_opt { &OPT_DEFAULTS } else { &DEFAULTS };
     let broken = |problem| ConvertError::checkpoint(&path, problem);
     let specials = settings
-        .specials(&mut vocab, &DEFAULTS, add_bos)
+        .specials(&mut vocab, defaults, is_opt)
         .map_err(broken)?;
     let document = Document {
         added_tokens: specials.added_tokens,

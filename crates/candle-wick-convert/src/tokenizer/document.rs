@@ -116,7 +116,7 @@ fn check_bpe(vocab: &Vocab, merges: &[(String, String)]) -> Result<(), String> {
             if !ids.contains_key(token.as_str()) {
                 let number = number + 1;
                 return Err(format!(
-                    "has merge {number} of `{left}` and `{right}`, but the vocabulary has no `{token}`"
+                    "has no token `{token}`, which merge {number} of `{left}` and `{right}` takes"
                 ));
             }
         }
@@ -296,7 +296,7 @@ mod tests {
         let merge = document(&["a", "b"], &[("a", "b")], vec![]);
         assert_eq!(
             merge.to_json().unwrap_err(),
-            "has merge 1 of `a` and `b`, but the vocabulary has no `ab`"
+            "has no token `ab`, which merge 1 of `a` and `b` takes"
         );
         let elsewhere = document(&["a", "b"], &[], vec![added(7, "<s>")]);
         assert_eq!(

@@ -122,11 +122,15 @@ impl GgufVocab {
                 added_tokens.insert(id, self.token(id, kind == Kind::Control));
             }
         }
-        for (_, id) in self.named() {
-            if let Some(id) = id {
-                added_tokens.insert(id, self.token(id, true));
-            }
-        }
+        // A file may take ids from a config that is about another vocabulary: ordinary words stay words.
+        let has_types = !self.token_types.is_empty();
+        let is_word = |id: &u32| has_types && self.kind(*id as usize) == Kind::Normal;
+        let named = self.named().into_iter().filter_map(|(_, id)| id);
+        added_tokens.extend(
+            named
+                .filter(|id| !is_word(id))
+                .map(|id| (id, self.token(id, true))),
+        );
         let around = |is_wanted: bool, what: &str, id: Option<u32>| match (is_wanted, id) {
             (true, None) => Err(format!("wants a {what} token around texts and names none")),
             (true, Some(id)) => Ok(Some(self.token(id, true))),
@@ -274,6 +278,11 @@ mod tests {
             ..gpt2()
         };
         assert_eq!(ids(&digits, "ab12"), [3, 4, 5]);
+        let words = GgufVocab {
+            bos_token_id: Some(1),
+            ..gpt2()
+        };
+        assert_eq!(ids(&words, "ab"), [3], "a word that is named as BOS");
         let with_bos = GgufVocab {
             add_bos_token: Some(true),
             add_eos_token: Some(true),
@@ -333,84 +342,45 @@ mod tests {
 
     #[test]
     fn damaged_vocabularies_are_sentences() {
-        let scores = [0.0, 0.0, 0.0, -5.0, -6.0, -7.0, -2.0, -1.0];
-        let broken = [
-            (GgufVocab::default(), "0 tokens"),
+        let scored = || llama(&[0.0, 0.0, 0.0, -5.0, -6.0, -7.0, -2.0, -1.0]);
+        let no_bos = || GgufVocab {
+            bos_token_id: None,
+            ..gpt2()
+        };
+        type Damage = fn(&mut GgufVocab);
+        let broken: [(GgufVocab, Damage, &str); 13] = [
+            (gpt2(), |vocab| vocab.tokens.clear(), "0 tokens"),
+            (gpt2(), |vocab| vocab.model = "bert".into(), "`bert`"),
+            (gpt2(), |vocab| vocab.scores = vec![0.0], "1 scores for 9"),
             (
-                GgufVocab {
-                    model: "bert".into(),
-                    ..gpt2()
-                },
-                "`bert`",
+                gpt2(),
+                |vocab| vocab.token_types = vec![1; 8],
+                "8 token types",
             ),
+            (gpt2(), |vocab| vocab.bos_token_id = Some(9), "9 as its BOS"),
             (
-                GgufVocab {
-                    scores: vec![0.0],
-                    ..gpt2()
-                },
-                "1 scores for 9 tokens",
-            ),
-            (
-                GgufVocab {
-                    token_types: vec![1; 8],
-                    ..gpt2()
-                },
-                "8 token types for 9 tokens",
-            ),
-            (
-                GgufVocab {
-                    bos_token_id: Some(9),
-                    ..gpt2()
-                },
-                "token 9 as its BOS",
-            ),
-            (
-                GgufVocab {
-                    bos_token_id: None,
-                    add_bos_token: Some(true),
-                    ..gpt2()
-                },
+                no_bos(),
+                |vocab| vocab.add_bos_token = Some(true),
                 "names none",
             ),
+            (gpt2(), |vocab| vocab.merges = vec!["ab".into()], "merge 1"),
             (
-                GgufVocab {
-                    merges: vec!["ab".into()],
-                    ..gpt2()
-                },
-                "merge 1",
+                gpt2(),
+                |vocab| vocab.merges = vec!["a 1".into()],
+                "no token `a1`",
             ),
+            (gpt2(), |vocab| vocab.tokens[1] = "b".into(), "two ids"),
+            (scored(), |vocab| vocab.scores.clear(), "no scores"),
+            (scored(), |vocab| vocab.scores[3] = f32::NAN, "score NaN"),
+            (scored(), |vocab| vocab.tokens[3] = "a".into(), "twice"),
             (
-                GgufVocab {
-                    merges: vec!["a 1".into()],
-                    ..gpt2()
-                },
-                "no `a1`",
-            ),
-            (
-                GgufVocab {
-                    tokens: vec!["a".into(); 9],
-                    ..gpt2()
-                },
-                "two ids",
-            ),
-            (llama(&[]), "no scores"),
-            (llama(&[f32::INFINITY; 8]), "score inf"),
-            (
-                GgufVocab {
-                    tokens: vec!["a".into(); 8],
-                    ..llama(&scores)
-                },
-                "twice",
-            ),
-            (
-                GgufVocab {
-                    token_types: vec![1; 8],
-                    ..llama(&scores)
-                },
+                scored(),
+                |vocab| vocab.token_types[0] = 1,
                 "unknown characters",
             ),
         ];
-        for (vocab, part) in broken {
+        for (mut vocab, damage, part) in broken {
+            damage(&mut vocab);
             let error = from_gguf(&vocab).unwrap_err();
             assert!(error.contains(part), "{error}");
         }

@@ -23,8 +23,6 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use serde_json::Value;
-
 use crate::source::refuse_lfs_pointer;
 use crate::ConvertError;
 use settings::Settings;
@@ -63,21 +61,16 @@ impl From<String> for Assembled {
     }
 }
 
-/// The tokenizer of the checkpoint in `folder`, whose `config.json` has the text `config`.
+/// The tokenizer of the checkpoint in `folder`, a `model_type` by its `config.json`.
 ///
 /// # Errors
 /// A file that it is made of is damaged or larger than a vocabulary can be.
-pub(crate) fn assemble(
-    folder: &Path,
-    config: &str,
-    model_type: &str,
-) -> Result<Assembled, ConvertError> {
+pub(crate) fn assemble(folder: &Path, model_type: &str) -> Result<Assembled, ConvertError> {
     let has = |name: &str| folder.join(name).is_file();
     if has(TOKENIZER_FILE) {
         return Ok(Assembled::default());
     }
-    let config = serde_json::from_str(config).unwrap_or(Value::Null);
-    let settings = || Settings::read(folder, &config, model_type);
+    let settings = || Settings::read(folder, model_type);
     if has(byte_level::VOCAB_FILE) && has(byte_level::MERGES_FILE) {
         return byte_level::assemble(folder, &settings()?);
     }

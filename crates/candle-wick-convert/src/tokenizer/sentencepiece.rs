@@ -26,6 +26,13 @@ const DEFAULTS: [(&str, &str); 3] = [
     ("unk_token", "<unk>"),
 ];
 
+/// What Persimmon's files say, for checkpoints without them.
+const PERSIMMON_DEFAULTS: [(&str, &str); 3] = [
+    ("bos_token", "|ENDOFTEXT|"),
+    ("eos_token", "|ENDOFTEXT|"),
+    ("unk_token", "<unk>"),
+];
+
 /// `ModelProto`.
 #[derive(Clone, PartialEq, Message)]
 struct ModelProto {
@@ -96,9 +103,14 @@ pub(super) fn assemble(folder: &Path, settings: &Settings) -> Result<Assembled, 
         (true, _) => Prefix::Always,
     };
     let mut vocab = model.pieces.vocab();
-    let add_bos = settings.add_bos.unwrap_or(true);
+    let is_persimmon = settings.model_type == "persimmon";
+    let defaults = if is_persimmon {
+        &PERSIMMON_DEFAULTS
+    } else {
+        &DEFAULTS
+    };
     let specials = settings
-        .specials(&mut vocab, &DEFAULTS, add_bos)
+        .specials(&mut vocab, defaults, true)
         .map_err(broken)?;
     let document = model
         .pieces
@@ -236,7 +248,7 @@ mod tests {
     fn assembled_of(
         proto: &ModelProto,
         settings: &Value,
-        config: &Value,
+        model_type: &str,
     ) -> Result<Assembled, ConvertError> {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(MODEL_FILE), proto.encode_to_vec()).unwrap();
@@ -245,12 +257,15 @@ mod tests {
             settings.to_string(),
         )
         .unwrap();
-        crate::tokenizer::assemble(folder.path(), &config.to_string(), "llama")
+        crate::tokenizer::assemble(folder.path(), model_type)
     }
 
     fn tokenizer(proto: &ModelProto, settings: Value) -> Tokenizer {
-        let config = json!({"bos_token_id": 6});
-        let json = assembled_of(proto, &settings, &config)
+        tokenizer_of(proto, settings, "llama")
+    }
+
+    fn tokenizer_of(proto: &ModelProto, settings: Value, model_type: &str) -> Tokenizer {
+        let json = assembled_of(proto, &settings, model_type)
             .unwrap()
             .json
             .unwrap();
@@ -318,11 +333,9 @@ mod tests {
 
     #[test]
     fn unigram_takes_the_most_likely_pieces() {
-        let tokenizer = tokenizer(
-            &proto(&UNIGRAM, 1),
-            json!({"tokenizer_class": "LlamaTokenizerFast"}),
-        );
-        assert_eq!(ids(&tokenizer, "a"), [6, 1, 2], "the BOS of config.json");
+        let settings = json!({"tokenizer_class": "LlamaTokenizerFast"});
+        let tokenizer = tokenizer_of(&proto(&UNIGRAM, 1), settings, "persimmon");
+        assert_eq!(ids(&tokenizer, "a"), [6, 1, 2], "the BOS of Persimmon");
         assert_eq!(ids(&tokenizer, "ab b"), [6, 1, 5, 1, 3]);
         assert_eq!(ids(&tokenizer, "a|ENDOFTEXT|"), [6, 1, 2, 6]);
         assert_eq!(ids(&tokenizer, "zz"), [6, 1, 0]);
@@ -336,16 +349,14 @@ mod tests {
             precompiled_charsmap: Some(vec![1]),
             add_dummy_prefix: None,
         });
-        let assembled = assembled_of(&model, &json!({"bos_token": "<s>"}), &json!({})).unwrap();
+        let assembled = assembled_of(&model, &json!({"bos_token": "<s>"}), "llama").unwrap();
         assert!(assembled.json.is_some() && assembled.notes[0].contains("nmt_nfkc"));
     }
 
     #[test]
     fn broken_models_are_sentences() {
         let refused = |proto: &ModelProto, part: &str| {
-            let error = assembled_of(proto, &json!({}), &json!({}))
-                .err()
-                .expect(part);
+            let error = assembled_of(proto, &json!({}), "llama").err().expect(part);
             let error = error.to_string();
             assert!(
                 error.contains(MODEL_FILE) && error.contains(part),
@@ -357,7 +368,7 @@ mod tests {
             change(&mut model);
             model
         };
-        refused(&ModelProto::default(), "no token `<s>`");
+        refused(&ModelProto::default(), "no pieces");
         refused(&proto(&BPE, 3), "type 3");
         refused(
             &changed(|model| model.pieces[7].score = Some(f32::NAN)),
@@ -383,7 +394,7 @@ mod tests {
             &changed(|model| model.pieces[7].text = Some("a".repeat(257))),
             "257 bytes",
         );
-        refused(&proto(&UNIGRAM[1..], 1), "no token `<s>`");
+        refused(&proto(&UNIGRAM[1..], 1), "unknown characters");
     }
 
     #[test]
@@ -400,7 +411,7 @@ mod tests {
                 text: Some(text),
                 ..Default::default()
             }));
-        let error = assembled_of(&model, &json!({}), &json!({}))
+        let error = assembled_of(&model, &json!({}), "llama")
             .err()
             .unwrap()
             .to_string();
@@ -426,7 +437,7 @@ mod tests {
             changed[at] = byte;
             if let Ok(model) = decode(&changed) {
                 let vocab = model.pieces.vocab();
-                let settings = Settings::read(Path::new("/nowhere"), &Value::Null, "llama").unwrap();
+                let settings = Settings::read(Path::new("/nowhere"), "llama").unwrap();
                 let mut with_added = vocab.clone();
                 if let Ok(specials) = settings.specials(&mut with_added, &DEFAULTS, true) {
                     let _json = model.pieces.document(with_added, specials, Prefix::Always).and_then(|document| document.to_json());

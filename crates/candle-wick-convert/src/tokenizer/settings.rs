@@ -2,7 +2,8 @@
 //!
 //! `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`, any of which may be missing; as in
 //! transformers, the second goes before the first unless the first lists `added_tokens_decoder`. A token that none of
-//! them names is that of `config.json`, then that of the tokenizer's class.
+//! them names is that of the tokenizer's class. The ids of `config.json` count for nothing: those of Falcon RW and of
+//! early Phi are those of other vocabularies.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -98,20 +99,6 @@ impl AddedToken {
     }
 }
 
-/// The token ids of `config.json`.
-#[derive(Default)]
-struct ModelIds(BTreeMap<&'static str, u32>);
-
-impl ModelIds {
-    fn of(config: &Value) -> Self {
-        let id = |role: &'static str| {
-            let value = config.get(format!("{role}_id"))?.as_u64()?;
-            Some((role, u32::try_from(value).ok()?))
-        };
-        Self(ROLES.into_iter().filter_map(id).collect())
-    }
-}
-
 /// The settings of a tokenizer.
 pub(super) struct Settings {
     /// `tokenizer_class`.
@@ -127,7 +114,6 @@ pub(super) struct Settings {
     more: Vec<AddedToken>,
     /// By id.
     added: BTreeMap<u32, AddedToken>,
-    model_ids: ModelIds,
 }
 
 /// The tokens that texts are searched for, by id, and what stands around a text.
@@ -137,12 +123,8 @@ pub(super) struct Specials {
 }
 
 impl Settings {
-    /// The settings of the checkpoint in `folder`, whose `config.json` has the text `config`.
-    pub(super) fn read(
-        folder: &Path,
-        config: &Value,
-        model_type: &str,
-    ) -> Result<Self, ConvertError> {
+    /// The settings of the checkpoint in `folder`.
+    pub(super) fn read(folder: &Path, model_type: &str) -> Result<Self, ConvertError> {
         let file = JsonFile::read(folder.join(CONFIG))?;
         let map = JsonFile::read(folder.join(MAP))?;
         let listed = JsonFile::read(folder.join(ADDED))?;
@@ -191,11 +173,11 @@ impl Settings {
             named,
             more,
             added: added_tokens(&file, &listed)?,
-            model_ids: ModelIds::of(config),
         })
     }
 
-    /// Puts the added tokens into `vocab`; finds the special ones there, `defaults` being those of the class.
+    /// Puts the added tokens into `vocab`; finds the special ones there. `defaults` and `add_bos_default` are those of
+    /// the class.
     ///
     /// # Errors
     /// The rest of a sentence: texts begin or end with a token that the vocabulary does not have.
@@ -203,7 +185,7 @@ impl Settings {
         &self,
         vocab: &mut Vocab,
         defaults: &[(&str, &str)],
-        add_bos: bool,
+        add_bos_default: bool,
     ) -> Result<Specials, String> {
         for (id, token) in &self.added {
             vocab.insert(*id, token.content.clone());
@@ -216,7 +198,7 @@ impl Settings {
         let mut found = BTreeMap::new();
         let named = ROLES
             .iter()
-            .map(|role| (*role, self.named(role, vocab, defaults)));
+            .map(|role| (*role, self.named(role, &ids, defaults)));
         let more = self.more.iter().map(|token| (MORE, Some(token.clone())));
         for (role, token) in named.chain(more) {
             let Some(token) = token else { continue };
@@ -228,20 +210,25 @@ impl Settings {
             token.normalized = false;
             found.insert(role, token.clone());
         }
-        let mut around = |is_wanted: bool, role: &str| match (is_wanted, found.remove(role)) {
-            (true, None) => match self.named(role, vocab, defaults) {
-                Some(token) => Err(format!(
-                    "has no token `{}`, which is to stand around every text",
-                    token.content
-                )),
-                None => Ok(None),
-            },
-            (true, token) => Ok(token),
-            (false, _) => Ok(None),
+        let mut around = |asked: Option<bool>, default: bool, role: &str| {
+            let token = found.remove(role);
+            let named = self.named.get(role);
+            if !asked.unwrap_or(default) || token.is_some() || named == Some(&None) {
+                return Ok(token.filter(|_| asked.unwrap_or(default)));
+            }
+            match named.and_then(Option::as_ref) {
+                None if asked.is_none() => Ok(None),
+                token => {
+                    let name = token.map_or(role, |token| token.content.as_str());
+                    Err(format!(
+                        "has no `{name}`, which is to stand around every text"
+                    ))
+                }
+            }
         };
         let template = Template {
-            bos: around(add_bos, "bos_token")?,
-            eos: around(self.add_eos.unwrap_or(false), "eos_token")?,
+            bos: around(self.add_bos, add_bos_default, "bos_token")?,
+            eos: around(self.add_eos, false, "eos_token")?,
         };
         Ok(Specials {
             added_tokens,
@@ -249,16 +236,21 @@ impl Settings {
         })
     }
 
-    /// The token of a role, whether or not the vocabulary has it.
-    fn named(&self, role: &str, vocab: &Vocab, defaults: &[(&str, &str)]) -> Option<AddedToken> {
+    /// The token of a role: the named one, or the first of the class that the vocabulary has.
+    fn named(
+        &self,
+        role: &str,
+        ids: &HashMap<&str, u32>,
+        defaults: &[(&str, &str)],
+    ) -> Option<AddedToken> {
         if let Some(token) = self.named.get(role) {
             return token.clone();
         }
-        let by_id = self.model_ids.0.get(role).and_then(|id| vocab.get(id));
-        let by_class = || defaults.iter().find(|(known, _)| *known == role);
-        let content = by_id.cloned().or_else(|| Some(by_class()?.1.to_string()))?;
-        Some(AddedToken {
-            content,
+        let by_class = defaults
+            .iter()
+            .find(|(known, content)| *known == role && ids.contains_key(content));
+        by_class.map(|(_, content)| AddedToken {
+            content: content.to_string(),
             ..Default::default()
         })
     }

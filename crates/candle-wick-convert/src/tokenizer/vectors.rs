@@ -93,7 +93,7 @@ fn vocabularies_give_the_ids_of_their_original_tokenizers() {
         if is_right { &mut passed } else { &mut failed }.insert(name.clone());
         let checkpoint = folder.join(name);
         if checkpoint.is_dir() {
-            let assembled = super::assemble(&checkpoint, "{}", "llama").unwrap();
+            let assembled = super::assemble(&checkpoint, "llama").unwrap();
             let json = assembled.json.expect("a tokenizer");
             if !check(&folder, name, "files of a checkpoint", &json) {
                 failed.insert(format!("{name}/"));
