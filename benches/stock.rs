@@ -22,7 +22,7 @@ use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};
 use wick_io::{FlashFile, Reader, SlotBuffer, SlotRead, Ticket};
 
 /// What the KV cache and the activations of these models take at most.
-const RESERVE_BYTES: u64 = 12 << 20;
+const RESERVE_BYTES: u64 = 24 << 20;
 const PROBE_BYTES: usize = 1 << 20;
 const PROBE_AT_ONCE: usize = 16;
 

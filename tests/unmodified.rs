@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{json, Value};
 use tracing_subscriber::layer::SubscriberExt;
 
+mod sources;
 mod wrong;
 
 /// Ids of a prompt, and how many tokens are decoded after it.

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
+use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id};
 use tracing::Subscriber;
 use tracing_subscriber::layer::Context;
@@ -15,6 +16,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::Layer;
 
 use super::store::Store;
+use crate::error::{Error, Result};
 
 /// The name of the span around every linear layer of `candle_transformers`.
 const LINEAR: &str = "linear";
@@ -35,6 +37,19 @@ thread_local! {
 /// Announces a matrix on this thread; gives back one whose span has not come.
 pub(super) fn announce(announced: Option<Announced>) -> Option<Announced> {
     ANNOUNCED.with(|place| place.replace(announced))
+}
+
+/// Refuses a build whose `tracing` leaves spans out (features `max_level_*` and `release_max_level_*`).
+pub(super) fn check_compiled_in(max: LevelFilter) -> Result<()> {
+    if max >= LevelFilter::TRACE {
+        return Ok(());
+    }
+    Err(Error::Stock {
+        reason: format!(
+            "this build leaves out spans of level TRACE: a crate of it switches on a feature of tracing that limits \
+             levels to {max} (max_level_* or release_max_level_*)"
+        ),
+    })
 }
 
 /// The layer; one serves all models. See [`layer`].
@@ -95,4 +110,18 @@ where
     let span = ctx.span(id)?;
     let extensions = span.extensions();
     extensions.get::<Bound>().cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_without_spans_is_refused_by_its_feature() {
+        assert!(check_compiled_in(LevelFilter::TRACE).is_ok());
+        for max in [LevelFilter::OFF, LevelFilter::INFO, LevelFilter::DEBUG] {
+            let message = check_compiled_in(max).unwrap_err().to_string();
+            assert!(message.contains("release_max_level_"), "{message}");
+        }
+    }
 }

@@ -42,7 +42,7 @@ use candle_nn::VarBuilder;
 
 use self::backend::{no_span, Recorder, Request, Requests, Weights};
 use self::buffer::Buffer;
-use self::layer::announce;
+use self::layer::{announce, check_compiled_in};
 use self::plan::Besides;
 use self::source::{Extents, StockSource};
 use self::store::{Store, StreamedMatrix, Unit, LOADERS};
@@ -158,6 +158,7 @@ pub fn load<M>(
     options: &StockOptions,
     build: impl Fn(VarBuilder<'static>) -> candle::Result<M>,
 ) -> Result<(M, StockHandle)> {
+    check_compiled_in(tracing::level_filters::STATIC_MAX_LEVEL)?;
     let source = Arc::new(StockSource::open(path.as_ref(), options.io.clone())?);
     let dtype = options.dtype;
     let requests = Arc::new(Requests::default());
