@@ -21,7 +21,7 @@ fn a_missing_or_filtered_layer_is_an_error_when_the_model_is_built() {
         let error = stock::load(folder.path(), &options(60.0), &build).err();
         let message = error.expect("no span can have come").to_string();
         assert!(
-            message.contains("q_proj") && message.contains("layer()"),
+            message.contains("lm_head.weight") && message.contains("layer()"),
             "{message}"
         );
     };
