@@ -22,7 +22,7 @@ use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};
 use wick_io::{FlashFile, Reader, SlotBuffer, SlotRead, Ticket};
 
 /// What the KV cache and the activations of these models take at most.
-const RESERVE_BYTES: u64 = 24 << 20;
+const RESERVE_BYTES: u64 = 32 << 20;
 const PROBE_BYTES: usize = 1 << 20;
 const PROBE_AT_ONCE: usize = 16;
 
@@ -137,7 +137,9 @@ fn run(args: &Run) -> anyhow::Result<()> {
         }
     }
     let peak = peak_rss_bytes();
-    let (plan, stats) = (handle.plan(), handle.stats());
+    let (plan, stats) = (handle.plan().clone(), handle.stats());
+    // The probe needs room of its own.
+    drop((forward, handle));
     // The prompt and the token on which the order is learnt are not what follows.
     let (later, read): (f64, u64) = (seconds[2..].iter().sum(), bytes[2..].iter().sum());
     let probed = probe(&args.folder.join("model.safetensors"))?;
