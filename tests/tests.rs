@@ -12,3 +12,4 @@ mod stock;
 mod support;
 mod tidy;
 mod tokenizers;
+mod unmodified;

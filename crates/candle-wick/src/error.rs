@@ -98,6 +98,12 @@ pub enum Error {
         /// Why not, and what to use instead.
         reason: String,
     },
+    /// A stock model that cannot be built or run.
+    #[error("stock model: {reason}")]
+    Stock {
+        /// Why not, and what to do.
+        reason: String,
+    },
     /// An error of candle's own.
     #[error(transparent)]
     Candle(#[from] candle::Error),

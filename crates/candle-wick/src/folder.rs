@@ -92,7 +92,7 @@ impl TensorFile {
             rows: blocks.rows,
             row_bytes: blocks.row_bytes,
             block_rows: blocks.block_rows,
-            checksums: self.checksums(checksums)?,
+            checksums: Some(self.checksums(checksums)?),
         }
         .check(&self.path)
     }
@@ -137,6 +137,7 @@ struct Inner {
     records: BTreeMap<String, TensorFile>,
     ring: Mutex<StreamRing>,
     ring_bytes: u64,
+    block_bytes_max: usize,
 }
 
 /// An opened converted folder; clones share everything.
@@ -179,10 +180,12 @@ impl FlashFolder {
             }
         }
         let strides = manifest.layers.iter().map(|layer| layer.stride_bytes);
-        let ring = StreamRing::new(strides.fold(block_bytes_max, usize::max))?;
+        let block_bytes_max = strides.fold(block_bytes_max, usize::max);
+        let ring = StreamRing::new(block_bytes_max)?;
         Ok(Self(Arc::new(Inner {
             reader: Reader::new(io.threads)?,
             ring_bytes: ring.bytes(),
+            block_bytes_max,
             ring: Mutex::new(ring),
             path,
             manifest,
@@ -295,6 +298,11 @@ impl FlashFolder {
         }
     }
 
+    /// Bytes of the largest block that any tensor is read by.
+    pub(crate) fn block_bytes_max(&self) -> usize {
+        self.0.block_bytes_max
+    }
+
     pub(crate) fn ring_bytes(&self) -> u64 {
         self.0.ring_bytes
     }
@@ -355,7 +363,7 @@ impl FlashFolder {
             rows: layer.intermediate_size,
             row_bytes: layer.stride_bytes,
             block_rows: 1,
-            checksums: file.checksums(checksums)?,
+            checksums: Some(file.checksums(checksums)?),
         }
         .check(&file.path)
     }

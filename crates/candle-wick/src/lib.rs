@@ -26,6 +26,7 @@ mod predictors;
 mod rows;
 mod selector;
 mod stats;
+pub mod stock;
 mod stored;
 mod var_builder;
 mod weights;

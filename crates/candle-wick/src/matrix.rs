@@ -60,7 +60,7 @@ impl Matrix {
             })?;
             matrix.resident = Some(bytes);
             // Checked already, and never read again.
-            matrix.stored.checksums = Vec::new();
+            matrix.stored.checksums = None;
         }
         Ok(matrix)
     }

@@ -60,7 +60,7 @@ impl LayerNeurons {
             offset_bytes: self.records.offset_bytes
                 + u64::from(neuron) * self.layer.stride_bytes as u64,
             len_bytes: self.layer.stride_bytes,
-            crc32c: Some(self.records.checksums[neuron as usize]),
+            crc32c: self.records.checksum(neuron as usize),
         }
     }
 

@@ -1,7 +1,7 @@
 //! A matrix as it lies in a file of the folder, read by rows through a ring of buffers.
 //!
-//! Rows are `row_bytes` long and follow each other; every `block_rows` of them share one crc32c, so reads
-//! go by whole blocks and each block is checked before anybody sees a row of it. Neuron records are such a
+//! Rows are `row_bytes` long and follow each other; every `block_rows` of them share one crc32c (in files that have
+//! checksums), so reads go by whole blocks and each block is checked before anybody sees a row of it. Neuron records are such a
 //! matrix too, with one checksum a row.
 //!
 //! Invariant: what `for_each_rows` hands out is verified; the next group is being read meanwhile.
@@ -59,7 +59,8 @@ pub(crate) struct StoredMatrix {
     pub(crate) rows: usize,
     pub(crate) row_bytes: usize,
     pub(crate) block_rows: usize,
-    pub(crate) checksums: Vec<u32>,
+    /// One a block; `None` where the file has none.
+    pub(crate) checksums: Option<Vec<u32>>,
 }
 
 /// The blocks that one slot takes at one time.
@@ -79,16 +80,18 @@ impl StoredMatrix {
                 "tensor {}: blocks of {block_bytes} bytes, at most {BLOCK_BYTES_MAX}",
                 self.name
             )
-        } else if self.checksums.len() != self.rows.div_ceil(self.block_rows) {
-            format!(
-                "tensor {}: {} checksums for {} rows in blocks of {}",
-                self.name,
-                self.checksums.len(),
-                self.rows,
-                self.block_rows
-            )
         } else {
-            return Ok(self);
+            let blocks = self.rows.div_ceil(self.block_rows);
+            match &self.checksums {
+                Some(checksums) if checksums.len() != blocks => format!(
+                    "tensor {}: {} checksums for {} rows in blocks of {}",
+                    self.name,
+                    checksums.len(),
+                    self.rows,
+                    self.block_rows
+                ),
+                _ => return Ok(self),
+            }
         };
         Err(Error::Folder {
             path: path.to_owned(),
@@ -101,6 +104,11 @@ impl StoredMatrix {
         self.block_rows
             .min(self.rows)
             .saturating_mul(self.row_bytes)
+    }
+
+    /// The checksum of a block of rows, when the file has one.
+    pub(crate) fn checksum(&self, block: usize) -> Option<u32> {
+        self.checksums.as_ref().map(|checksums| checksums[block])
     }
 
     /// Bytes of the matrix.
@@ -194,10 +202,13 @@ impl StoredMatrix {
     }
 
     fn verify(&self, group: &Group, bytes: &[u8]) -> Result<()> {
+        let Some(checksums) = &self.checksums else {
+            return Ok(());
+        };
         let block_bytes = (self.block_rows * self.row_bytes).max(1);
         let first_block = group.rows.start / self.block_rows;
         for (index, block) in bytes.chunks(block_bytes).enumerate() {
-            let expected = self.checksums[first_block + index];
+            let expected = checksums[first_block + index];
             let got = crc32c::crc32c(block);
             if got != expected {
                 let row = group.rows.start + index * self.block_rows;

@@ -40,6 +40,7 @@ mod memory;
 mod pages;
 mod plan;
 mod reader;
+mod release;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -54,5 +55,6 @@ pub use plan::SlotRead;
 pub use reader::{
     IoCounters, Reader, READER_BOUNCE_BYTES, READER_THREADS_MAX, READER_THREAD_BYTES_MAX,
 };
+pub use release::release_to_zeros;
 pub use source::SourceFile;
 pub use ticket::Ticket;
