@@ -6,8 +6,6 @@
 //! One fused projection gives queries, keys and values: for each key head the query heads that share it, then
 //! itself, then its value head. Multi-query models have one such group, the RW models one for each head.
 
-use std::sync::Arc;
-
 use candle::{Module, Result, Tensor};
 use candle_nn::LayerNorm;
 use candle_wick::{
@@ -194,19 +192,19 @@ impl ModelConfig for FalconConfig {
 #[derive(Clone)]
 enum Positions {
     Rotary(Rope),
-    Alibi(Arc<Alibi>),
+    Alibi(Alibi),
 }
 
 impl Positions {
     fn new(cfg: &FalconConfig, ctx: usize) -> Result<Self> {
         if cfg.alibi {
-            return Ok(Self::Alibi(Arc::new(Alibi::new(cfg.num_attention_heads))));
+            return Ok(Self::Alibi(Alibi::new(cfg.num_attention_heads)));
         }
         let inv_freq = cfg.inv_freq().map_err(candle::Error::msg)?;
         Ok(Self::Rotary(Rope::new(&inv_freq, ctx)?))
     }
 
-    fn alibi(&self) -> Option<Arc<Alibi>> {
+    fn alibi(&self) -> Option<Alibi> {
         match self {
             Self::Rotary(_) => None,
             Self::Alibi(alibi) => Some(alibi.clone()),
