@@ -70,6 +70,42 @@ fn files_and_functions_are_short_and_open_with_what_they_are() {
     }
 }
 
+fn documents(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            documents(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            found.push(path);
+        }
+    }
+}
+
+/// A link to a file of the repository that is not there is a promise nobody keeps.
+#[test]
+fn links_between_documents_lead_somewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = vec![
+        root.join("README.md"),
+        root.join("tests/fixtures/README.md"),
+    ];
+    documents(&root.join("docs"), &mut found);
+    let mut links = 0;
+    for document in found {
+        let text = std::fs::read_to_string(&document).unwrap();
+        for link in text.split("](").skip(1) {
+            let target = link.split([')', '#']).next().unwrap();
+            if target.is_empty() || target.contains("://") {
+                continue;
+            }
+            links += 1;
+            let place = document.parent().unwrap().join(target);
+            assert!(place.exists(), "{}: {target}", document.display());
+        }
+    }
+    assert!(links > 3, "the search for links is broken");
+}
+
 #[test]
 fn no_leftovers() {
     let leftovers = [

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{ensure, Result};
-use candle_wick_models::{score, score_each, Interrupt, LoadedModel};
+use candle_wick_models::{score, score_each, Error, Interrupt, LoadedModel};
 use clap::Args;
 use serde::Serialize;
 
@@ -181,9 +181,6 @@ fn blocks(args: &ScoreArgs, opened: OpenedModel, ids: &[u32], block_tokens: usiz
 }
 
 fn check_finite(mut numbers: impl Iterator<Item = f64>) -> Result<()> {
-    ensure!(
-        numbers.all(f64::is_finite),
-        "the model's logits are not finite: its weights are damaged, or overflow"
-    );
+    ensure!(numbers.all(f64::is_finite), Error::NotFinite);
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! The source's `config.json`, or the one made from a GGUF file's metadata: values by key with a sentence for each that is missing or wrong.
+//! The source's `config.json`, or the one made from a GGUF file's metadata: values by key, with a sentence for each
+//! that is missing or wrong.
 //!
 //! The copy in the output folder is the same text, byte for byte, unless a value had to be changed;
 //! then it is the same values in alphabetical order (numbers keep their spelling).
@@ -80,6 +81,13 @@ impl ModelConfig {
         self.values.insert(key.to_string(), value);
     }
 
+    /// Gives `key` a value where it has none.
+    pub(crate) fn set_default(&mut self, key: &str, value: impl Into<Value>) {
+        if !self.has(key) {
+            self.set(key, value);
+        }
+    }
+
     /// Gives the value of the older key `old` to `key`, unless that has one.
     pub(crate) fn rename(&mut self, old: &str, key: &str) {
         if let (Some(value), false) = (self.get(old).cloned(), self.has(key)) {
@@ -127,6 +135,13 @@ impl ModelConfig {
         } else {
             Ok(default)
         }
+    }
+
+    /// A size that divides `whole`.
+    pub(crate) fn divisor(&self, key: &str, whole: usize) -> Result<usize, ConvertError> {
+        Some(self.size(key)?)
+            .filter(|size| whole.is_multiple_of(*size))
+            .ok_or_else(|| self.wrong(key, format!("a divisor of {whole}")))
     }
 
     pub(crate) fn flag_or(&self, key: &str, default: bool) -> Result<bool, ConvertError> {

@@ -17,14 +17,14 @@ use crate::config::CONFIG_FILE;
 use crate::meter::Meter;
 use crate::output::{hash_file, read_pieces, refuse_inside, OutputFile, OutputFolder};
 use crate::plan::{Body, Plan, PlannedFile};
-use crate::source::refuse_lfs_pointer;
+use crate::source::{file_name, refuse_lfs_pointer};
 use crate::state::{confirm_complete, job_of, refuse_others, Found, State, STATE_FILE};
 use crate::tensors::write_tensors;
 use crate::tokenizer::{self, Assembled, TOKENIZER_FILE};
 use crate::{gguf, ConvertError, ConvertOptions, ConvertProgress, ConvertReport};
 
 /// Files that are copied as they are, when the source has them.
-const COPIED_FILES: [&str; 8] = [
+pub(crate) const COPIED_FILES: [&str; 8] = [
     "added_tokens.json",
     "generation_config.json",
     "merges.txt",
@@ -144,11 +144,7 @@ struct Work<'a> {
 impl Work<'_> {
     fn hash_sources(&self, meter: &Meter<'_>) -> Result<Vec<FileEntry>, ConvertError> {
         let hash = |path: &PathBuf| {
-            let name = path
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
+            let name = file_name(path);
             hash_file(path, &name, |bytes| meter.add(bytes, &name))
         };
         self.source_paths.iter().map(hash).collect()

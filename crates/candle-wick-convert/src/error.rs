@@ -153,7 +153,7 @@ pub enum ConvertError {
 }
 
 /// The first names of a list that may be long.
-fn listed(names: &[String]) -> String {
+pub(crate) fn listed(names: &[String]) -> String {
     let shown = names.len().min(NAMES_SHOWN);
     let more = match names.len() - shown {
         0 => String::new(),

@@ -12,6 +12,7 @@ use wick_format::{
 
 use crate::check::Checkpoint;
 use crate::config::CONFIG_FILE;
+use crate::source::file_name;
 use crate::state::JOB_KEY;
 use crate::tokenizer::TOKENIZER_FILE;
 use crate::{ConvertError, ConvertOptions};
@@ -69,13 +70,8 @@ impl Plan {
         let mut files = vec![text_file(CONFIG_FILE, &checkpoint.config_text)];
         files.extend(tokenizer.map(|text| text_file(TOKENIZER_FILE, text)));
         for (path, size_bytes) in copies {
-            let name = path
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
             files.push(PlannedFile {
-                name,
+                name: file_name(path),
                 size_bytes: *size_bytes,
                 body: Body::Copy(path.clone()),
             });

@@ -6,8 +6,6 @@
 //! One fused projection gives queries, keys and values: for each key head the query heads that share it, then
 //! itself, then its value head. Multi-query models have one such group, the RW models one for each head.
 
-use std::sync::Arc;
-
 use candle::{Module, Result, Tensor};
 use candle_nn::LayerNorm;
 use candle_wick::{
@@ -15,10 +13,10 @@ use candle_wick::{
 };
 use serde::Deserialize;
 
-use crate::family::{CausalLm, ModelConfig};
+use crate::family::{yes, CausalLm, ModelConfig};
 use crate::interrupt::Interrupt;
-use crate::layers::{embedding_and_head, layer_norm};
-use crate::limits::{check_positive, check_sizes};
+use crate::layers::{embedding_and_head, head_name, layer_norm, Layer, Layers};
+use crate::limits::{check_heads, check_kv_heads, check_positive, check_rotary_head, check_sizes};
 use crate::rope::{Rope, RopeParameters};
 
 /// The keys of `config.json` that this definition obeys.
@@ -33,7 +31,8 @@ pub struct FalconConfig {
     pub ffn_hidden_size: Option<usize>,
     #[serde(default = "gelu")]
     pub activation: String,
-    #[serde(default = "default_epsilon")]
+    pub hidden_act_param: Option<f32>,
+    #[serde(default = "default_eps")]
     pub layer_norm_epsilon: f64,
     #[serde(default = "default_positions")]
     pub max_position_embeddings: usize,
@@ -57,16 +56,12 @@ fn gelu() -> String {
     "gelu".to_owned()
 }
 
-fn default_epsilon() -> f64 {
+fn default_eps() -> f64 {
     1e-5
 }
 
 fn default_positions() -> usize {
     2048
-}
-
-fn yes() -> bool {
-    true
 }
 
 impl FalconConfig {
@@ -103,6 +98,7 @@ impl FalconConfig {
         let default = if self.new_decoder_architecture { 2 } else { 1 };
         self.num_ln_in_parallel_attn.unwrap_or(default)
     }
+
     fn inv_freq(&self) -> std::result::Result<Vec<f32>, String> {
         let parameters = RopeParameters::of(&self.rope_scaling, &self.rope_parameters);
         let theta = self.rope_theta.unwrap_or(10_000.0);
@@ -111,17 +107,14 @@ impl FalconConfig {
 
     fn check_positions(&self) -> std::result::Result<(), String> {
         if !self.alibi {
-            return match self.head_dim() % 2 {
-                0 => self.inv_freq().map(|_| ()),
-                _ => Err(format!("head_dim {} is odd", self.head_dim())),
-            };
+            check_rotary_head(self.head_dim())?;
+            return self.inv_freq().map(|_| ());
         }
-        match self.rope_scaling {
-            None => Ok(()),
-            Some(_) => {
-                Err("rope_scaling in a model with alibi, which has no rotary embeddings".to_owned())
-            }
+        if self.rope_scaling.is_some() {
+            let reason = "rope_scaling in a model with alibi, which has no rotary embeddings";
+            return Err(reason.to_owned());
         }
+        Ok(())
     }
 }
 
@@ -138,16 +131,8 @@ impl ModelConfig for FalconConfig {
             ("num_kv_heads", kv_heads),
         ])?;
         check_positive("layer_norm_epsilon", self.layer_norm_epsilon)?;
-        if hidden % heads != 0 {
-            return Err(format!(
-                "hidden_size {hidden} cannot be split over {heads} attention heads"
-            ));
-        }
-        if heads % kv_heads != 0 {
-            return Err(format!(
-                "{heads} attention heads cannot share {kv_heads} key heads"
-            ));
-        }
+        check_heads(hidden, heads)?;
+        check_kv_heads(heads, kv_heads)?;
         let most = if self.new_decoder_architecture { 2 } else { 1 };
         if self.is_parallel() && !(1..=most).contains(&self.parallel_norms()) {
             return Err(format!(
@@ -155,6 +140,7 @@ impl ModelConfig for FalconConfig {
                 self.parallel_norms()
             ));
         }
+        self.activation().map_err(|error| error.to_string())?;
         self.check_positions()
     }
 
@@ -167,21 +153,17 @@ impl ModelConfig for FalconConfig {
     }
 
     fn activation(&self) -> candle_wick::Result<Activation> {
-        self.activation.parse()
+        Activation::from_config(&self.activation, self.hidden_act_param)
     }
 
     fn needs(&self, ctx: usize) -> ModelNeeds {
         let embedding = "transformer.word_embeddings.weight";
-        let head = if self.tie_word_embeddings {
-            embedding
-        } else {
-            "lm_head.weight"
-        };
         let layer_bytes = KvCache::position_bytes(self.kv_heads(), self.head_dim());
-        let rope_bytes = if self.alibi {
-            0
-        } else {
-            4 * self.head_dim() as u64
+        let rope_bytes = match self.alibi {
+            true => 0,
+            false => self
+                .inv_freq()
+                .map_or(0, |inv_freq| Rope::position_bytes(&inv_freq)),
         };
         ModelNeeds {
             ctx,
@@ -192,7 +174,7 @@ impl ModelConfig for FalconConfig {
             token_values: 5 * self.hidden_size + 2 * self.qkv_dim(),
             vocab_size: self.vocab_size,
             embedding: embedding.to_owned(),
-            head: head.to_owned(),
+            head: head_name(embedding, self.tie_word_embeddings),
         }
     }
 
@@ -210,19 +192,19 @@ impl ModelConfig for FalconConfig {
 #[derive(Clone)]
 enum Positions {
     Rotary(Rope),
-    Alibi(Arc<Alibi>),
+    Alibi(Alibi),
 }
 
 impl Positions {
     fn new(cfg: &FalconConfig, ctx: usize) -> Result<Self> {
         if cfg.alibi {
-            return Ok(Self::Alibi(Arc::new(Alibi::new(cfg.num_attention_heads))));
+            return Ok(Self::Alibi(Alibi::new(cfg.num_attention_heads)));
         }
         let inv_freq = cfg.inv_freq().map_err(candle::Error::msg)?;
         Ok(Self::Rotary(Rope::new(&inv_freq, ctx)?))
     }
 
-    fn alibi(&self) -> Option<Arc<Alibi>> {
+    fn alibi(&self) -> Option<Alibi> {
         match self {
             Self::Rotary(_) => None,
             Self::Alibi(alibi) => Some(alibi.clone()),
@@ -311,14 +293,14 @@ enum MlpInput {
     AfterAttention(LayerNorm),
 }
 
-struct Block {
+struct DecoderLayer {
     attention_norm: LayerNorm,
     self_attention: Attention,
     mlp_input: MlpInput,
     mlp: FlashMlp,
 }
 
-impl Block {
+impl DecoderLayer {
     fn load(
         vb: FlashVarBuilder,
         cfg: &FalconConfig,
@@ -342,7 +324,9 @@ impl Block {
             mlp: FlashMlp::load(cfg.hidden_size, cfg.ffn_dim(), activation, vb.pp("mlp"))?,
         })
     }
+}
 
+impl Layer for DecoderLayer {
     fn forward(&mut self, x: &Tensor, position: usize) -> Result<Tensor> {
         let normed = self.attention_norm.forward(x)?;
         let sum = (x + self.self_attention.forward(&normed, position)?)?;
@@ -353,9 +337,13 @@ impl Block {
         };
         sum + self.mlp.forward(&input)?
     }
+
+    fn kv_cache(&mut self) -> &mut KvCache {
+        &mut self.self_attention.kv_cache
+    }
 }
 
-/// Falcon's layer norms have biases even where its linear layers have none.
+/// Layer norms have biases even where the linear layers have none.
 fn norm(cfg: &FalconConfig, vb: FlashVarBuilder) -> Result<LayerNorm> {
     layer_norm(cfg.hidden_size, cfg.layer_norm_epsilon, true, vb)
 }
@@ -363,10 +351,9 @@ fn norm(cfg: &FalconConfig, vb: FlashVarBuilder) -> Result<LayerNorm> {
 /// A Falcon for one sequence.
 pub struct Falcon {
     word_embeddings: FlashEmbedding,
-    layers: Vec<Block>,
+    layers: Layers<DecoderLayer>,
     ln_f: LayerNorm,
     lm_head: FlashLinear,
-    interrupt: Interrupt,
 }
 
 impl Falcon {
@@ -387,29 +374,21 @@ impl Falcon {
             transformer.pp("word_embeddings"),
             vb.pp("lm_head"),
         )?;
-        let layers = (0..cfg.num_hidden_layers)
-            .map(|index| Block::load(transformer.pp("h").pp(index), cfg, &positions, ctx));
+        let layer = |index| DecoderLayer::load(transformer.pp("h").pp(index), cfg, &positions, ctx);
         Ok(Self {
             word_embeddings,
-            layers: layers.collect::<Result<_>>()?,
+            layers: Layers::load(cfg.num_hidden_layers, interrupt, layer)?,
             ln_f: norm(cfg, transformer.pp("ln_f"))?,
             lm_head,
-            interrupt,
         })
     }
 }
 
 impl CausalLm for Falcon {
     fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
-        if let Some(layer) = self.layers.first() {
-            let kv_cache = &layer.self_attention.kv_cache;
-            kv_cache.check_next(position, input_ids.dim(1)?)?;
-        }
-        let mut x = self.word_embeddings.forward(input_ids)?;
-        for layer in &mut self.layers {
-            self.interrupt.check()?;
-            x = layer.forward(&x, position)?;
-        }
+        self.layers.check_next(input_ids, position)?;
+        let x = self.word_embeddings.forward(input_ids)?;
+        let x = self.layers.forward(x, position)?;
         self.ln_f.forward(&x)
     }
 
@@ -418,9 +397,7 @@ impl CausalLm for Falcon {
     }
 
     fn clear_kv_cache(&mut self) {
-        self.layers
-            .iter_mut()
-            .for_each(|layer| layer.self_attention.kv_cache.clear());
+        self.layers.clear_kv_cache();
     }
 }
 

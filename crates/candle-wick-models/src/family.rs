@@ -84,6 +84,11 @@ pub(crate) fn parse_config(json: &Value) -> std::result::Result<Box<dyn ModelCon
     Ok(config)
 }
 
+/// The default of flags that are set unless a config says otherwise.
+pub(crate) fn yes() -> bool {
+    true
+}
+
 fn parsed<C: ModelConfig + DeserializeOwned + 'static>(
     json: &Value,
 ) -> std::result::Result<Box<C>, String> {

@@ -2,7 +2,62 @@
 
 use candle::{Device, Result, Tensor};
 use candle_nn::LayerNorm;
-use candle_wick::{FlashEmbedding, FlashLinear, FlashVarBuilder};
+use candle_wick::{FlashEmbedding, FlashLinear, FlashVarBuilder, KvCache};
+
+use crate::interrupt::Interrupt;
+
+/// One layer of a family: attention over its own KV cache, and an FFN.
+pub(crate) trait Layer {
+    /// Hidden states `(1, seq, hidden_size)`, whose first is at `position`, from those of the layer before.
+    fn forward(&mut self, x: &Tensor, position: usize) -> Result<Tensor>;
+
+    /// The keys and values that it has seen.
+    fn kv_cache(&mut self) -> &mut KvCache;
+}
+
+/// The layers of a model, which have all seen the same positions.
+pub(crate) struct Layers<L> {
+    layers: Vec<L>,
+    interrupt: Interrupt,
+}
+
+impl<L: Layer> Layers<L> {
+    /// `count` layers, each by its index from 0; `interrupt` stops a forward pass between two of them.
+    pub(crate) fn load(
+        count: usize,
+        interrupt: Interrupt,
+        layer: impl FnMut(usize) -> Result<L>,
+    ) -> Result<Self> {
+        Ok(Self {
+            layers: (0..count).map(layer).collect::<Result<_>>()?,
+            interrupt,
+        })
+    }
+
+    /// Refuses `input_ids` `(1, seq)` from `position` on that do not follow those seen.
+    pub(crate) fn check_next(&mut self, input_ids: &Tensor, position: usize) -> Result<()> {
+        match self.layers.first_mut() {
+            Some(layer) => layer.kv_cache().check_next(position, input_ids.dim(1)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Hidden states `(1, seq, hidden_size)`, whose first is at `position`, through all layers.
+    pub(crate) fn forward(&mut self, mut x: Tensor, position: usize) -> Result<Tensor> {
+        for layer in &mut self.layers {
+            self.interrupt.check()?;
+            x = layer.forward(&x, position)?;
+        }
+        Ok(x)
+    }
+
+    /// Starts a new sequence.
+    pub(crate) fn clear_kv_cache(&mut self) {
+        for layer in &mut self.layers {
+            layer.kv_cache().clear();
+        }
+    }
+}
 
 /// `LayerNorm` over the last `size` values; one without weights (not `affine`) only normalises.
 pub(crate) fn layer_norm(
@@ -18,6 +73,11 @@ pub(crate) fn layer_norm(
         (constant(1.0)?, constant(0.0)?)
     };
     Ok(LayerNorm::new(weight, bias, eps))
+}
+
+/// Name of the head's matrix: that of the `embedding` when they are `tied`.
+pub(crate) fn head_name(embedding: &str, tied: bool) -> String {
+    if tied { embedding } else { "lm_head.weight" }.to_owned()
 }
 
 /// `(1, seq, heads * dim)` as `(1, heads, seq, dim)`.

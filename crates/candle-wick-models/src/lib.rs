@@ -25,6 +25,6 @@ pub use family::{CausalLm, ModelConfig};
 pub use generation::{Sampler, Sampling, Stop, TextGenerator};
 pub use interrupt::Interrupt;
 pub use load::{check_config, load, plan, LoadOptions, LoadedModel};
-pub use rope::{Rope, RopeParameters};
+pub use rope::RopeParameters;
 pub use score::{score, score_each, Score};
 pub use tokenizer::{TextStream, WickTokenizer};

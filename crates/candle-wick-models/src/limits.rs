@@ -25,9 +25,53 @@ pub(crate) fn check_positive(key: &str, number: f64) -> Result<(), String> {
     }
 }
 
+/// Refuses a hidden state that attention heads cannot share evenly.
+pub(crate) fn check_heads(hidden_size: usize, heads: usize) -> Result<(), String> {
+    if hidden_size.is_multiple_of(heads) {
+        Ok(())
+    } else {
+        Err(format!(
+            "hidden_size {hidden_size} cannot be split over {heads} attention heads"
+        ))
+    }
+}
+
+/// Refuses key heads that attention heads cannot share evenly.
+pub(crate) fn check_kv_heads(heads: usize, kv_heads: usize) -> Result<(), String> {
+    if heads.is_multiple_of(kv_heads) {
+        Ok(())
+    } else {
+        Err(format!(
+            "{heads} attention heads cannot share {kv_heads} key heads"
+        ))
+    }
+}
+
+/// Refuses a head whose values, all turned in pairs, leave one over.
+pub(crate) fn check_rotary_head(head_dim: usize) -> Result<(), String> {
+    if head_dim.is_multiple_of(2) {
+        Ok(())
+    } else {
+        Err(format!("head_dim {head_dim} is odd"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn heads_share_evenly_or_are_refused() {
+        assert!(check_heads(64, 4).is_ok() && check_kv_heads(4, 2).is_ok());
+        let reason = check_heads(64, 3).unwrap_err();
+        assert!(
+            reason.contains("64") && reason.contains("3 attention heads"),
+            "{reason}"
+        );
+        assert!(check_rotary_head(16).is_ok() && check_rotary_head(15).is_err());
+        let reason = check_kv_heads(4, 8).unwrap_err();
+        assert!(reason.contains("8 key heads"), "{reason}");
+    }
 
     #[test]
     fn absurd_numbers_are_named() {

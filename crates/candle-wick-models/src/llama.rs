@@ -14,8 +14,8 @@ use serde::Deserialize;
 
 use crate::family::{CausalLm, ModelConfig};
 use crate::interrupt::Interrupt;
-use crate::layers::{embedding_and_head, split_heads};
-use crate::limits::{check_positive, check_sizes};
+use crate::layers::{embedding_and_head, head_name, split_heads, Layer, Layers};
+use crate::limits::{check_kv_heads, check_positive, check_rotary_head, check_sizes};
 use crate::rope::{Rope, RopeParameters};
 
 /// `model_type`: who the config's defaults and the sliding window come from.
@@ -154,14 +154,8 @@ impl ModelConfig for LlamaConfig {
             ("all heads together", heads.saturating_mul(self.head_dim())),
         ])?;
         check_positive("rms_norm_eps", self.rms_norm_eps)?;
-        if !heads.is_multiple_of(kv_heads) {
-            return Err(format!(
-                "{heads} attention heads cannot share {kv_heads} key heads"
-            ));
-        }
-        if !self.head_dim().is_multiple_of(2) {
-            return Err(format!("head_dim {} is odd", self.head_dim()));
-        }
+        check_kv_heads(heads, kv_heads)?;
+        check_rotary_head(self.head_dim())?;
         self.check_windows()?;
         self.activation().map_err(|error| error.to_string())?;
         self.inv_freq().map(|_| ())
@@ -185,23 +179,20 @@ impl ModelConfig for LlamaConfig {
     }
 
     fn needs(&self, ctx: usize) -> ModelNeeds {
-        let head = if self.tie_word_embeddings {
-            "model.embed_tokens.weight"
-        } else {
-            "lm_head.weight"
-        };
+        let embedding = "model.embed_tokens.weight";
         let attention = self.num_attention_heads * self.head_dim();
-        let layers = self.num_hidden_layers as u64;
-        let rope_bytes = 4 * self.head_dim() as u64;
+        let layer_bytes = KvCache::position_bytes(self.kv_heads(), self.head_dim());
+        let rope_bytes = self
+            .inv_freq()
+            .map_or(0, |inv_freq| Rope::position_bytes(&inv_freq));
         ModelNeeds {
             ctx,
-            kv_position_bytes: layers * KvCache::position_bytes(self.kv_heads(), self.head_dim())
-                + rope_bytes,
+            kv_position_bytes: self.num_hidden_layers as u64 * layer_bytes + rope_bytes,
             hidden_size: self.hidden_size,
             token_values: 5 * self.hidden_size + 5 * attention,
             vocab_size: self.vocab_size,
-            embedding: "model.embed_tokens.weight".to_owned(),
-            head: head.to_owned(),
+            embedding: embedding.to_owned(),
+            head: head_name(embedding, self.tie_word_embeddings),
         }
     }
 
@@ -256,10 +247,8 @@ impl Attention {
         let q = split_heads(&self.q_proj.forward(x)?, self.num_attention_heads)?;
         let k = split_heads(&self.k_proj.forward(x)?, self.num_key_value_heads)?;
         let v = split_heads(&self.v_proj.forward(x)?, self.num_key_value_heads)?;
-        let (q, k) = (
-            self.rope.apply(&q, position)?,
-            self.rope.apply(&k, position)?,
-        );
+        let q = self.rope.apply(&q, position)?;
+        let k = self.rope.apply(&k, position)?;
         self.kv_cache.append(&k, &v)?;
         let scale = 1.0 / (self.head_dim as f32).sqrt();
         self.o_proj
@@ -267,14 +256,14 @@ impl Attention {
     }
 }
 
-struct Block {
+struct DecoderLayer {
     input_layernorm: RmsNorm,
     self_attn: Attention,
     post_attention_layernorm: RmsNorm,
     mlp: FlashMlp,
 }
 
-impl Block {
+impl DecoderLayer {
     fn load(
         vb: FlashVarBuilder,
         cfg: &LlamaConfig,
@@ -290,15 +279,18 @@ impl Block {
             mlp: FlashMlp::load(hidden, intermediate, activation, vb.pp("mlp"))?,
         })
     }
+}
 
+impl Layer for DecoderLayer {
     fn forward(&mut self, x: &Tensor, position: usize) -> Result<Tensor> {
-        let x = (x + self
-            .self_attn
-            .forward(&self.input_layernorm.forward(x)?, position)?)?;
-        let y = self
-            .mlp
-            .forward(&self.post_attention_layernorm.forward(&x)?)?;
-        x + y
+        let normed = self.input_layernorm.forward(x)?;
+        let x = (x + self.self_attn.forward(&normed, position)?)?;
+        let normed = self.post_attention_layernorm.forward(&x)?;
+        x + self.mlp.forward(&normed)?
+    }
+
+    fn kv_cache(&mut self) -> &mut KvCache {
+        &mut self.self_attn.kv_cache
     }
 }
 
@@ -312,10 +304,9 @@ fn rms_norm(cfg: &LlamaConfig, vb: FlashVarBuilder) -> Result<RmsNorm> {
 /// A Llama, Mistral or Qwen2 for one sequence.
 pub struct Llama {
     embed_tokens: FlashEmbedding,
-    layers: Vec<Block>,
+    layers: Layers<DecoderLayer>,
     norm: RmsNorm,
     lm_head: FlashLinear,
-    interrupt: Interrupt,
 }
 
 impl Llama {
@@ -336,32 +327,25 @@ impl Llama {
             model.pp("embed_tokens"),
             vb.pp("lm_head"),
         )?;
-        let layers = (0..cfg.num_hidden_layers).map(|index| {
+        let layer = |index| {
             let kv_cache = KvCache::new(cfg.kv_heads(), cfg.head_dim(), ctx)
                 .with_sliding_window(cfg.sliding_window_of(index));
-            Block::load(model.pp("layers").pp(index), cfg, &rope, kv_cache)
-        });
+            DecoderLayer::load(model.pp("layers").pp(index), cfg, &rope, kv_cache)
+        };
         Ok(Self {
             embed_tokens,
-            layers: layers.collect::<Result<_>>()?,
+            layers: Layers::load(cfg.num_hidden_layers, interrupt, layer)?,
             norm: rms_norm(cfg, model.pp("norm"))?,
             lm_head,
-            interrupt,
         })
     }
 }
 
 impl CausalLm for Llama {
     fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
-        if let Some(layer) = self.layers.first() {
-            let kv_cache = &layer.self_attn.kv_cache;
-            kv_cache.check_next(position, input_ids.dim(1)?)?;
-        }
-        let mut x = self.embed_tokens.forward(input_ids)?;
-        for layer in &mut self.layers {
-            self.interrupt.check()?;
-            x = layer.forward(&x, position)?;
-        }
+        self.layers.check_next(input_ids, position)?;
+        let x = self.embed_tokens.forward(input_ids)?;
+        let x = self.layers.forward(x, position)?;
         self.norm.forward(&x)
     }
 
@@ -370,9 +354,7 @@ impl CausalLm for Llama {
     }
 
     fn clear_kv_cache(&mut self) {
-        self.layers
-            .iter_mut()
-            .for_each(|layer| layer.self_attn.kv_cache.clear());
+        self.layers.clear_kv_cache();
     }
 }
 

@@ -14,10 +14,10 @@ use candle_wick::{
 };
 use serde::Deserialize;
 
-use crate::family::{CausalLm, ModelConfig};
+use crate::family::{yes, CausalLm, ModelConfig};
 use crate::interrupt::Interrupt;
-use crate::layers::{embedding_and_head, layer_norm, split_heads};
-use crate::limits::check_sizes;
+use crate::layers::{embedding_and_head, head_name, layer_norm, split_heads, Layer, Layers};
+use crate::limits::{check_heads, check_sizes};
 
 /// The first two rows of the position table are unused (`OPTLearnedPositionalEmbedding`).
 const POSITION_OFFSET: usize = 2;
@@ -52,10 +52,6 @@ fn relu() -> String {
     "relu".to_owned()
 }
 
-fn yes() -> bool {
-    true
-}
-
 impl OptConfig {
     fn head_dim(&self) -> usize {
         self.hidden_size / self.num_attention_heads
@@ -86,11 +82,7 @@ impl ModelConfig for OptConfig {
             ("num_attention_heads", heads),
             ("word_embed_proj_dim", self.embedding_width()),
         ])?;
-        if hidden % heads != 0 {
-            return Err(format!(
-                "hidden_size {hidden} cannot be split over {heads} attention heads"
-            ));
-        }
+        check_heads(hidden, heads)?;
         self.activation().map_err(|error| error.to_string())?;
         Ok(())
     }
@@ -109,25 +101,20 @@ impl ModelConfig for OptConfig {
 
     fn needs(&self, ctx: usize) -> ModelNeeds {
         let embedding = "model.decoder.embed_tokens.weight";
-        let head = if self.tie_word_embeddings {
-            embedding
-        } else {
-            "lm_head.weight"
-        };
         let projected = if self.has_projections() {
             2 * self.embedding_width()
         } else {
             0
         };
-        let position_bytes = KvCache::position_bytes(self.num_attention_heads, self.head_dim());
+        let layer_bytes = KvCache::position_bytes(self.num_attention_heads, self.head_dim());
         ModelNeeds {
             ctx,
-            kv_position_bytes: self.num_hidden_layers as u64 * position_bytes,
+            kv_position_bytes: self.num_hidden_layers as u64 * layer_bytes,
             hidden_size: self.hidden_size,
             token_values: 10 * self.hidden_size + projected,
             vocab_size: self.vocab_size,
             embedding: embedding.to_owned(),
-            head: head.to_owned(),
+            head: head_name(embedding, self.tie_word_embeddings),
         }
     }
 
@@ -196,8 +183,10 @@ impl DecoderLayer {
             do_layer_norm_before: cfg.do_layer_norm_before,
         })
     }
+}
 
-    fn forward(&mut self, x: &Tensor) -> Result<Tensor> {
+impl Layer for DecoderLayer {
+    fn forward(&mut self, x: &Tensor, _position: usize) -> Result<Tensor> {
         let (attn_norm, ffn_norm) = (&self.self_attn_layer_norm, &self.final_layer_norm);
         if self.do_layer_norm_before {
             let x = (x + self.self_attn.forward(&attn_norm.forward(x)?)?)?;
@@ -207,6 +196,10 @@ impl DecoderLayer {
             let x = attn_norm.forward(&(x + self.self_attn.forward(x)?)?)?;
             ffn_norm.forward(&(&x + self.mlp.forward(&x)?)?)
         }
+    }
+
+    fn kv_cache(&mut self) -> &mut KvCache {
+        &mut self.self_attn.kv_cache
     }
 }
 
@@ -220,11 +213,10 @@ pub struct Opt {
     embed_tokens: FlashEmbedding,
     project_in: Option<FlashLinear>,
     embed_positions: FlashEmbedding,
-    layers: Vec<DecoderLayer>,
+    layers: Layers<DecoderLayer>,
     final_layer_norm: Option<LayerNorm>,
     project_out: Option<FlashLinear>,
     lm_head: FlashLinear,
-    interrupt: Interrupt,
 }
 
 impl Opt {
@@ -251,8 +243,7 @@ impl Opt {
             cfg.has_projections().then(load).transpose()
         };
         let final_layer_norm = || norm(cfg, decoder.pp("final_layer_norm"));
-        let layers = (0..cfg.num_hidden_layers)
-            .map(|index| DecoderLayer::load(decoder.pp("layers").pp(index), cfg, ctx));
+        let layer = |index| DecoderLayer::load(decoder.pp("layers").pp(index), cfg, ctx);
         Ok(Self {
             embed_tokens,
             project_in: projection(width, hidden, "project_in")?,
@@ -262,36 +253,29 @@ impl Opt {
                 false,
                 decoder.pp("embed_positions"),
             )?,
-            layers: layers.collect::<Result<_>>()?,
+            layers: Layers::load(cfg.num_hidden_layers, interrupt, layer)?,
             final_layer_norm: cfg
                 .has_final_layer_norm()
                 .then(final_layer_norm)
                 .transpose()?,
             project_out: projection(hidden, width, "project_out")?,
             lm_head,
-            interrupt,
         })
     }
 }
 
 impl CausalLm for Opt {
     fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
-        let seq = input_ids.dim(1)?;
-        if let Some(layer) = self.layers.first() {
-            let kv_cache = &layer.self_attn.kv_cache;
-            kv_cache.check_next(position, seq)?;
-        }
+        self.layers.check_next(input_ids, position)?;
         let first = (position + POSITION_OFFSET) as u32;
-        let positions = Tensor::arange(first, first + seq as u32, &Device::Cpu)?.unsqueeze(0)?;
+        let end = first + input_ids.dim(1)? as u32;
+        let positions = Tensor::arange(first, end, &Device::Cpu)?.unsqueeze(0)?;
         let mut x = self.embed_tokens.forward(input_ids)?;
         if let Some(project_in) = &self.project_in {
             x = project_in.forward(&x)?;
         }
         x = (x + self.embed_positions.forward(&positions)?)?;
-        for layer in &mut self.layers {
-            self.interrupt.check()?;
-            x = layer.forward(&x)?;
-        }
+        x = self.layers.forward(x, position)?;
         match &self.final_layer_norm {
             Some(norm) => norm.forward(&x),
             None => Ok(x),
@@ -306,8 +290,6 @@ impl CausalLm for Opt {
     }
 
     fn clear_kv_cache(&mut self) {
-        self.layers
-            .iter_mut()
-            .for_each(|layer| layer.self_attn.kv_cache.clear());
+        self.layers.clear_kv_cache();
     }
 }

@@ -11,10 +11,10 @@ use candle_wick::{
 };
 use serde::Deserialize;
 
-use crate::family::{CausalLm, ModelConfig};
+use crate::family::{yes, CausalLm, ModelConfig};
 use crate::interrupt::Interrupt;
-use crate::layers::{embedding_and_head, layer_norm, split_heads};
-use crate::limits::{check_positive, check_sizes};
+use crate::layers::{embedding_and_head, head_name, layer_norm, split_heads, Layer, Layers};
+use crate::limits::{check_heads, check_positive, check_sizes};
 use crate::rope::{Rope, RopeParameters};
 
 /// The keys of `config.json` that this definition obeys.
@@ -51,10 +51,6 @@ fn default_positions() -> usize {
     16_384
 }
 
-fn yes() -> bool {
-    true
-}
-
 fn default_eps() -> f64 {
     1e-5
 }
@@ -86,11 +82,7 @@ impl ModelConfig for PersimmonConfig {
             ("num_attention_heads", heads),
         ])?;
         check_positive("layer_norm_eps", self.layer_norm_eps)?;
-        if !hidden.is_multiple_of(heads) {
-            return Err(format!(
-                "hidden_size {hidden} cannot be split over {heads} attention heads"
-            ));
-        }
+        check_heads(hidden, heads)?;
         self.activation().map_err(|error| error.to_string())?;
         self.inv_freq().map(|_| ())
     }
@@ -109,24 +101,20 @@ impl ModelConfig for PersimmonConfig {
 
     fn needs(&self, ctx: usize) -> ModelNeeds {
         let embedding = "model.embed_tokens.weight";
-        let head = if self.tie_word_embeddings {
-            embedding
-        } else {
-            "lm_head.weight"
-        };
-        let position_bytes = KvCache::position_bytes(self.num_attention_heads, self.head_dim());
-        let layers = self.num_hidden_layers as u64;
-        let rope_bytes = 8 * self.inv_freq().map_or(0, |pairs| pairs.len()) as u64;
+        let layer_bytes = KvCache::position_bytes(self.num_attention_heads, self.head_dim());
+        let rope_bytes = self
+            .inv_freq()
+            .map_or(0, |inv_freq| Rope::position_bytes(&inv_freq));
         ModelNeeds {
             ctx,
-            kv_position_bytes: layers * position_bytes + rope_bytes,
+            kv_position_bytes: self.num_hidden_layers as u64 * layer_bytes + rope_bytes,
             hidden_size: self.hidden_size,
             // At the end of attention: x, its norm, queries, keys and values together and one by one, queries and
             // keys normed and turned, and the output before and after `dense`.
             token_values: 15 * self.hidden_size,
             vocab_size: self.vocab_size,
             embedding: embedding.to_owned(),
-            head: head.to_owned(),
+            head: head_name(embedding, self.tie_word_embeddings),
         }
     }
 
@@ -180,10 +168,8 @@ impl Attention {
         let q = self.q_layernorm.as_ref().forward(&part(0)?)?;
         let k = self.k_layernorm.as_ref().forward(&part(1)?)?;
         let v = part(2)?;
-        let (q, k) = (
-            self.rope.apply(&q, position)?,
-            self.rope.apply(&k, position)?,
-        );
+        let q = self.rope.apply(&q, position)?;
+        let k = self.rope.apply(&k, position)?;
         self.kv_cache.append(&k, &v)?;
         let scale = 1.0 / (self.head_dim as f32).sqrt();
         self.dense
@@ -209,15 +195,18 @@ impl DecoderLayer {
             mlp: FlashMlp::load(hidden, intermediate, activation, vb.pp("mlp"))?,
         })
     }
+}
 
+impl Layer for DecoderLayer {
     fn forward(&mut self, x: &Tensor, position: usize) -> Result<Tensor> {
-        let x = (x + self
-            .self_attn
-            .forward(&self.input_layernorm.forward(x)?, position)?)?;
-        let y = self
-            .mlp
-            .forward(&self.post_attention_layernorm.forward(&x)?)?;
-        x + y
+        let normed = self.input_layernorm.forward(x)?;
+        let x = (x + self.self_attn.forward(&normed, position)?)?;
+        let normed = self.post_attention_layernorm.forward(&x)?;
+        x + self.mlp.forward(&normed)?
+    }
+
+    fn kv_cache(&mut self) -> &mut KvCache {
+        &mut self.self_attn.kv_cache
     }
 }
 
@@ -228,10 +217,9 @@ fn norm(cfg: &PersimmonConfig, vb: FlashVarBuilder) -> Result<LayerNorm> {
 /// A Persimmon for one sequence.
 pub struct Persimmon {
     embed_tokens: FlashEmbedding,
-    layers: Vec<DecoderLayer>,
+    layers: Layers<DecoderLayer>,
     final_layernorm: LayerNorm,
     lm_head: FlashLinear,
-    interrupt: Interrupt,
 }
 
 impl Persimmon {
@@ -252,29 +240,21 @@ impl Persimmon {
             model.pp("embed_tokens"),
             vb.pp("lm_head"),
         )?;
-        let layers = (0..cfg.num_hidden_layers)
-            .map(|index| DecoderLayer::load(model.pp("layers").pp(index), cfg, &rope, ctx));
+        let layer = |index| DecoderLayer::load(model.pp("layers").pp(index), cfg, &rope, ctx);
         Ok(Self {
             embed_tokens,
-            layers: layers.collect::<Result<_>>()?,
+            layers: Layers::load(cfg.num_hidden_layers, interrupt, layer)?,
             final_layernorm: norm(cfg, model.pp("final_layernorm"))?,
             lm_head,
-            interrupt,
         })
     }
 }
 
 impl CausalLm for Persimmon {
     fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
-        if let Some(layer) = self.layers.first() {
-            let kv_cache = &layer.self_attn.kv_cache;
-            kv_cache.check_next(position, input_ids.dim(1)?)?;
-        }
-        let mut x = self.embed_tokens.forward(input_ids)?;
-        for layer in &mut self.layers {
-            self.interrupt.check()?;
-            x = layer.forward(&x, position)?;
-        }
+        self.layers.check_next(input_ids, position)?;
+        let x = self.embed_tokens.forward(input_ids)?;
+        let x = self.layers.forward(x, position)?;
         self.final_layernorm.forward(&x)
     }
 
@@ -283,8 +263,6 @@ impl CausalLm for Persimmon {
     }
 
     fn clear_kv_cache(&mut self) {
-        self.layers
-            .iter_mut()
-            .for_each(|layer| layer.self_attn.kv_cache.clear());
+        self.layers.clear_kv_cache();
     }
 }

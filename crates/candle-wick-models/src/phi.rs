@@ -14,8 +14,8 @@ use serde::Deserialize;
 
 use crate::family::{CausalLm, ModelConfig};
 use crate::interrupt::Interrupt;
-use crate::layers::{embedding_and_head, layer_norm, split_heads};
-use crate::limits::{check_positive, check_sizes};
+use crate::layers::{embedding_and_head, head_name, layer_norm, split_heads, Layer, Layers};
+use crate::limits::{check_heads, check_kv_heads, check_positive, check_sizes};
 use crate::rope::{Rope, RopeParameters};
 
 /// The keys of `config.json` that this definition obeys.
@@ -90,16 +90,8 @@ impl ModelConfig for PhiConfig {
             ("num_key_value_heads", kv_heads),
         ])?;
         check_positive("layer_norm_eps", self.layer_norm_eps)?;
-        if !hidden.is_multiple_of(heads) {
-            return Err(format!(
-                "hidden_size {hidden} cannot be split over {heads} attention heads"
-            ));
-        }
-        if !heads.is_multiple_of(kv_heads) {
-            return Err(format!(
-                "{heads} attention heads cannot share {kv_heads} key heads"
-            ));
-        }
+        check_heads(hidden, heads)?;
+        check_kv_heads(heads, kv_heads)?;
         self.activation().map_err(|error| error.to_string())?;
         self.inv_freq().map(|_| ())
     }
@@ -118,24 +110,21 @@ impl ModelConfig for PhiConfig {
 
     fn needs(&self, ctx: usize) -> ModelNeeds {
         let embedding = "model.embed_tokens.weight";
-        let head = if self.tie_word_embeddings {
-            embedding
-        } else {
-            "lm_head.weight"
-        };
         let (kv_heads, head_dim) = (self.kv_heads(), self.head_dim());
-        let layers = self.num_hidden_layers as u64;
-        let rope_bytes = 8 * self.inv_freq().map_or(0, |pairs| pairs.len()) as u64;
+        let layer_bytes = KvCache::position_bytes(kv_heads, head_dim);
+        let rope_bytes = self
+            .inv_freq()
+            .map_or(0, |inv_freq| Rope::position_bytes(&inv_freq));
         ModelNeeds {
             ctx,
-            kv_position_bytes: layers * KvCache::position_bytes(kv_heads, head_dim) + rope_bytes,
+            kv_position_bytes: self.num_hidden_layers as u64 * layer_bytes + rope_bytes,
             hidden_size: self.hidden_size,
             // At the end of attention: x, its norm, queries and keys as projected, normed and turned, values, and the
             // output before and after `dense`.
             token_values: 8 * self.hidden_size + 4 * kv_heads * head_dim,
             vocab_size: self.vocab_size,
             embedding: embedding.to_owned(),
-            head: head.to_owned(),
+            head: head_name(embedding, self.tie_word_embeddings),
         }
     }
 
@@ -192,10 +181,8 @@ impl Attention {
         let v = split_heads(&self.v_proj.forward(x)?, self.num_key_value_heads)?;
         let q = self.q_layernorm.as_ref().forward(&q.contiguous()?)?;
         let k = self.k_layernorm.as_ref().forward(&k.contiguous()?)?;
-        let (q, k) = (
-            self.rope.apply(&q, position)?,
-            self.rope.apply(&k, position)?,
-        );
+        let q = self.rope.apply(&q, position)?;
+        let k = self.rope.apply(&k, position)?;
         self.kv_cache.append(&k, &v)?;
         let scale = 1.0 / (self.head_dim as f32).sqrt();
         self.dense
@@ -219,11 +206,17 @@ impl DecoderLayer {
             mlp: FlashMlp::load(hidden, intermediate, activation, vb.pp("mlp"))?,
         })
     }
+}
 
+impl Layer for DecoderLayer {
     fn forward(&mut self, x: &Tensor, position: usize) -> Result<Tensor> {
         let normed = self.input_layernorm.forward(x)?;
         let attention = self.self_attn.forward(&normed, position)?;
         (attention + self.mlp.forward(&normed)?)? + x
+    }
+
+    fn kv_cache(&mut self) -> &mut KvCache {
+        &mut self.self_attn.kv_cache
     }
 }
 
@@ -234,10 +227,9 @@ fn norm(cfg: &PhiConfig, vb: FlashVarBuilder) -> Result<LayerNorm> {
 /// A Phi for one sequence.
 pub struct Phi {
     embed_tokens: FlashEmbedding,
-    layers: Vec<DecoderLayer>,
+    layers: Layers<DecoderLayer>,
     final_layernorm: LayerNorm,
     lm_head: FlashLinear,
-    interrupt: Interrupt,
 }
 
 impl Phi {
@@ -258,29 +250,21 @@ impl Phi {
             model.pp("embed_tokens"),
             vb.pp("lm_head"),
         )?;
-        let layers = (0..cfg.num_hidden_layers)
-            .map(|index| DecoderLayer::load(model.pp("layers").pp(index), cfg, &rope, ctx));
+        let layer = |index| DecoderLayer::load(model.pp("layers").pp(index), cfg, &rope, ctx);
         Ok(Self {
             embed_tokens,
-            layers: layers.collect::<Result<_>>()?,
+            layers: Layers::load(cfg.num_hidden_layers, interrupt, layer)?,
             final_layernorm: norm(cfg, model.pp("final_layernorm"))?,
             lm_head,
-            interrupt,
         })
     }
 }
 
 impl CausalLm for Phi {
     fn hidden_states(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {
-        if let Some(layer) = self.layers.first() {
-            let kv_cache = &layer.self_attn.kv_cache;
-            kv_cache.check_next(position, input_ids.dim(1)?)?;
-        }
-        let mut x = self.embed_tokens.forward(input_ids)?;
-        for layer in &mut self.layers {
-            self.interrupt.check()?;
-            x = layer.forward(&x, position)?;
-        }
+        self.layers.check_next(input_ids, position)?;
+        let x = self.embed_tokens.forward(input_ids)?;
+        let x = self.layers.forward(x, position)?;
         self.final_layernorm.forward(&x)
     }
 
@@ -289,8 +273,6 @@ impl CausalLm for Phi {
     }
 
     fn clear_kv_cache(&mut self) {
-        self.layers
-            .iter_mut()
-            .for_each(|layer| layer.self_attn.kv_cache.clear());
+        self.layers.clear_kv_cache();
     }
 }

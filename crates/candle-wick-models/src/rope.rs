@@ -68,7 +68,7 @@ impl RopeParameters {
     ///
     /// `dynamic` scales them only for texts beyond `max_position_embeddings`, and no context here is longer:
     /// it is `default`.
-    pub(crate) fn inv_freq(&self, theta: f64, dim: usize) -> std::result::Result<Vec<f32>, String> {
+    fn inv_freq(&self, theta: f64, dim: usize) -> std::result::Result<Vec<f32>, String> {
         self.check_not_by_layer()?;
         let plain = (0..dim / 2).map(|i| 1.0 / (theta as f32).powf(2.0 * i as f32 / dim as f32));
         let rope_type = self.rope_type.as_deref().or(self.older_type.as_deref());
@@ -142,13 +142,19 @@ fn needed(value: Option<f64>, key: &str) -> std::result::Result<f32, String> {
 }
 
 /// Cosines and sines of all positions of a context, `(ctx, dim / 2)` each.
-#[derive(Clone, Debug)]
-pub struct Rope {
+#[derive(Clone)]
+pub(crate) struct Rope {
     cos: Tensor,
     sin: Tensor,
 }
 
 impl Rope {
+    /// Bytes of one position, in the tables that all layers share.
+    pub(crate) fn position_bytes(inv_freq: &[f32]) -> u64 {
+        2 * size_of_val(inv_freq) as u64
+    }
+
+    /// The tables for positions below `ctx`.
     pub(crate) fn new(inv_freq: &[f32], ctx: usize) -> Result<Self> {
         let angles: Vec<f32> = (0..ctx)
             .flat_map(|position| {

@@ -5,7 +5,6 @@
 //! neither on threads nor on how many tokens come at once.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use candle::{Device, Result, Tensor};
 use rayon::prelude::*;
@@ -24,7 +23,7 @@ pub struct KvCache {
     keys: Vec<f32>,
     values: Vec<f32>,
     sliding_window: Option<usize>,
-    alibi: Option<Arc<Alibi>>,
+    alibi: Option<Alibi>,
 }
 
 impl KvCache {
@@ -58,7 +57,7 @@ impl KvCache {
     }
 
     /// Adds these biases to the scores, before they are scaled (`FalconAttention`).
-    pub fn with_alibi(self, alibi: Option<Arc<Alibi>>) -> Self {
+    pub fn with_alibi(self, alibi: Option<Alibi>) -> Self {
         Self { alibi, ..self }
     }
 
@@ -263,7 +262,7 @@ mod tests {
             let cache = |ctx| {
                 KvCache::new(kv_heads, head_dim, ctx)
                     .with_sliding_window(window)
-                    .with_alibi(alibi.then(|| Arc::new(Alibi::new(heads))))
+                    .with_alibi(alibi.then(|| Alibi::new(heads)))
             };
             let mut whole = cache(16);
             whole.append(&k, &v).unwrap();

@@ -1,9 +1,9 @@
 //! Falcon: multi-query (7B), the new decoder architecture (40B, 180B, 11B) and the RW models.
 //!
 //! The first uploads are of type `RefinedWebModel` (7B, RW) or `RefinedWeb` (40B), with keys of their own for
-//! layers and heads; their tensors have today's names. Queries, keys and values stay fused, as stored.
+//! layers and heads; their tensors have the current names. Queries, keys and values stay fused, as stored.
 
-use super::{Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
+use super::{parameters, Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
 use crate::config::ModelConfig;
 use crate::ConvertError;
 
@@ -17,6 +17,8 @@ pub(super) const FAMILY: Family = Family {
     ..CURRENT
 };
 
+const EMBEDDING: &str = "transformer.word_embeddings.weight";
+
 fn modernise(config: &mut ModelConfig) -> Result<(), ConvertError> {
     for (old, key) in [
         ("n_embed", "hidden_size"),
@@ -26,9 +28,7 @@ fn modernise(config: &mut ModelConfig) -> Result<(), ConvertError> {
     ] {
         config.rename(old, key);
     }
-    if !config.has("activation") {
-        config.set("activation", "gelu");
-    }
+    config.set_default("activation", "gelu");
     let model_type = config.text("model_type")?.to_string();
     if model_type == "falcon" {
         return Ok(());
@@ -73,20 +73,21 @@ fn spec(config: &ModelConfig) -> Result<ModelSpec, ConvertError> {
     let vocab = config.size("vocab_size")?;
     let layer_count = config.layer_count("num_hidden_layers")?;
     let shapes = LayerShapes::of(config, hidden)?;
-    let embedding = "transformer.word_embeddings.weight".to_string();
-    let mut resident = vec![TensorNeed::new(&embedding, &[vocab, hidden])];
+    let mut resident = vec![TensorNeed::new(EMBEDDING, &[vocab, hidden])];
     let mut layers = Vec::with_capacity(layer_count);
     for n in 0..layer_count {
         let layer = format!("transformer.h.{n}");
         shapes.push_resident(&layer, &mut resident);
-        layers.push(shapes.ffn(&layer));
+        let ffn = shapes.ffn(&layer);
+        resident.extend(ffn.biases(hidden));
+        layers.push(ffn);
     }
-    push_norm("transformer.ln_f", hidden, &mut resident);
+    resident.extend(parameters("transformer.ln_f", &[hidden], true));
     Ok(ModelSpec {
         hidden_size: hidden,
         layers,
         resident,
-        embedding,
+        embedding: EMBEDDING.to_string(),
         head: TensorNeed::new("lm_head.weight", &[vocab, hidden]),
         tied: config.flag_or("tie_word_embeddings", true)?,
         computed: &[".inv_freq"],
@@ -104,10 +105,7 @@ struct LayerShapes {
 
 impl LayerShapes {
     fn of(config: &ModelConfig, hidden: usize) -> Result<Self, ConvertError> {
-        let heads = config.size("num_attention_heads")?;
-        if !hidden.is_multiple_of(heads) {
-            return Err(config.wrong("num_attention_heads", format!("a divisor of {hidden}")));
-        }
+        let heads = config.divisor("num_attention_heads", hidden)?;
         let new = config.flag_or("new_decoder_architecture", false)?;
         let kv_heads = if new {
             config.size_or("num_kv_heads", heads)?
@@ -127,37 +125,22 @@ impl LayerShapes {
     }
 
     fn push_resident(&self, layer: &str, resident: &mut Vec<TensorNeed>) {
-        for norm in self.norms {
-            push_norm(&format!("{layer}.{norm}"), self.hidden, resident);
-        }
-        let mut push = |name: &str, shape: &[usize]| {
-            resident.push(TensorNeed::new(format!("{layer}.{name}"), shape));
+        let mut push = |name: &str, shape: &[usize], bias: bool| {
+            resident.extend(parameters(&format!("{layer}.{name}"), shape, bias));
         };
-        push(
-            "self_attention.query_key_value.weight",
-            &[self.qkv, self.hidden],
-        );
-        push("self_attention.dense.weight", &[self.hidden, self.hidden]);
-        if self.bias {
-            push("self_attention.query_key_value.bias", &[self.qkv]);
-            push("self_attention.dense.bias", &[self.hidden]);
-            push("mlp.dense_h_to_4h.bias", &[self.intermediate]);
-            push("mlp.dense_4h_to_h.bias", &[self.hidden]);
+        for norm in self.norms {
+            push(norm, &[self.hidden], true);
         }
+        let fused = [self.qkv, self.hidden];
+        push("self_attention.query_key_value", &fused, self.bias);
+        let dense = [self.hidden, self.hidden];
+        push("self_attention.dense", &dense, self.bias);
     }
 
     fn ffn(&self, layer: &str) -> LayerSpec {
-        let name = |part: &str| format!("{layer}.mlp.{part}");
-        LayerSpec {
-            prefix: format!("{layer}.mlp"),
-            intermediate_size: self.intermediate,
-            gate: None,
-            up: name("dense_h_to_4h.weight"),
-            down: name("dense_4h_to_h.weight"),
-            gate_bias: None,
-            up_bias: self.bias.then(|| name("dense_h_to_4h.bias")),
-            down_bias: self.bias.then(|| name("dense_4h_to_h.bias")),
-        }
+        let modules = ["dense_h_to_4h", "dense_4h_to_h"];
+        let prefix = format!("{layer}.mlp");
+        LayerSpec::plain(&prefix, modules, self.intermediate, self.bias)
     }
 }
 
@@ -172,9 +155,4 @@ fn norms(config: &ModelConfig, new: bool) -> Result<&'static [&'static str], Con
         (2, true) => Ok(&["ln_attn", "ln_mlp"]),
         _ => Err(config.wrong(COUNT, "1, or 2 in the new decoder architecture")),
     }
-}
-
-fn push_norm(name: &str, hidden: usize, resident: &mut Vec<TensorNeed>) {
-    resident.push(TensorNeed::new(format!("{name}.weight"), &[hidden]));
-    resident.push(TensorNeed::new(format!("{name}.bias"), &[hidden]));
 }

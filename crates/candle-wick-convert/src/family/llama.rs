@@ -1,7 +1,7 @@
 //! Llama, ProSparse, Mistral and Qwen2: gated FFN, grouped-query attention, the same tensor names. They differ in
 //! which projections have a bias, and in what a missing `num_key_value_heads` means.
 
-use super::{Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
+use super::{parameters, Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
 use crate::config::ModelConfig;
 use crate::ConvertError;
 
@@ -12,25 +12,28 @@ pub(super) const FAMILY: Family = Family {
     ..CURRENT
 };
 
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
 fn spec(config: &ModelConfig) -> Result<ModelSpec, ConvertError> {
     let hidden = config.size("hidden_size")?;
     let vocab = config.size("vocab_size")?;
     let layer_count = config.layer_count("num_hidden_layers")?;
     let shapes = LayerShapes::of(config, hidden)?;
-    let embedding = "model.embed_tokens.weight".to_string();
-    let mut resident = vec![TensorNeed::new(&embedding, &[vocab, hidden])];
+    let mut resident = vec![TensorNeed::new(EMBEDDING, &[vocab, hidden])];
     let mut layers = Vec::with_capacity(layer_count);
     for n in 0..layer_count {
         let layer = format!("model.layers.{n}");
         shapes.push_resident(&layer, &mut resident);
-        layers.push(shapes.ffn(&layer));
+        let ffn = shapes.ffn(&layer);
+        resident.extend(ffn.biases(hidden));
+        layers.push(ffn);
     }
-    resident.push(TensorNeed::new("model.norm.weight", &[hidden]));
+    resident.extend(parameters("model.norm", &[hidden], false));
     Ok(ModelSpec {
         hidden_size: hidden,
         layers,
         resident,
-        embedding,
+        embedding: EMBEDDING.to_string(),
         head: TensorNeed::new("lm_head.weight", &[vocab, hidden]),
         tied: config.flag_or("tie_word_embeddings", false)?,
         computed: &[".rotary_emb.inv_freq"],
@@ -82,10 +85,8 @@ impl LayerShapes {
         let kv_heads = config.size_or("num_key_value_heads", default_kv_heads(config, heads)?)?;
         let head_dim = if config.has("head_dim") {
             config.size("head_dim")?
-        } else if hidden.is_multiple_of(heads) {
-            hidden / heads
         } else {
-            return Err(config.wrong("num_attention_heads", format!("a divisor of {hidden}")));
+            hidden / config.divisor("num_attention_heads", hidden)?
         };
         if !heads.is_multiple_of(kv_heads) {
             return Err(config.wrong("num_key_value_heads", format!("a divisor of {heads}")));
@@ -100,42 +101,26 @@ impl LayerShapes {
     }
 
     fn push_resident(&self, layer: &str, resident: &mut Vec<TensorNeed>) {
-        let mut push = |name: &str, shape: &[usize]| {
-            resident.push(TensorNeed::new(format!("{layer}.{name}"), shape));
+        let mut push = |name: &str, shape: &[usize], bias: bool| {
+            resident.extend(parameters(&format!("{layer}.{name}"), shape, bias));
         };
-        push("input_layernorm.weight", &[self.hidden]);
-        let projections = [
-            ("q", self.query, self.hidden, self.bias.qkv),
-            ("k", self.key_value, self.hidden, self.bias.qkv),
-            ("v", self.key_value, self.hidden, self.bias.qkv),
-            ("o", self.hidden, self.query, self.bias.output),
-        ];
-        for (name, out_dim, in_dim, bias) in projections {
-            push(&format!("self_attn.{name}_proj.weight"), &[out_dim, in_dim]);
-            if bias {
-                push(&format!("self_attn.{name}_proj.bias"), &[out_dim]);
-            }
-        }
-        push("post_attention_layernorm.weight", &[self.hidden]);
-        if self.bias.mlp {
-            push("mlp.gate_proj.bias", &[self.intermediate]);
-            push("mlp.up_proj.bias", &[self.intermediate]);
-            push("mlp.down_proj.bias", &[self.hidden]);
-        }
+        let bias = &self.bias;
+        push("input_layernorm", &[self.hidden], false);
+        push("self_attn.q_proj", &[self.query, self.hidden], bias.qkv);
+        push("self_attn.k_proj", &[self.key_value, self.hidden], bias.qkv);
+        push("self_attn.v_proj", &[self.key_value, self.hidden], bias.qkv);
+        push("self_attn.o_proj", &[self.hidden, self.query], bias.output);
+        push("post_attention_layernorm", &[self.hidden], false);
     }
 
     fn ffn(&self, layer: &str) -> LayerSpec {
-        let name = |part: &str| format!("{layer}.mlp.{part}");
-        let bias = |part: &str| self.bias.mlp.then(|| name(part));
+        let prefix = format!("{layer}.mlp");
+        let modules = ["up_proj", "down_proj"];
+        let plain = LayerSpec::plain(&prefix, modules, self.intermediate, self.bias.mlp);
         LayerSpec {
-            prefix: format!("{layer}.mlp"),
-            intermediate_size: self.intermediate,
-            gate: Some(name("gate_proj.weight")),
-            up: name("up_proj.weight"),
-            down: name("down_proj.weight"),
-            gate_bias: bias("gate_proj.bias"),
-            up_bias: bias("up_proj.bias"),
-            down_bias: bias("down_proj.bias"),
+            gate: Some(format!("{prefix}.gate_proj.weight")),
+            gate_bias: self.bias.mlp.then(|| format!("{prefix}.gate_proj.bias")),
+            ..plain
         }
     }
 }

@@ -84,12 +84,11 @@ impl TensorNeed {
     }
 }
 
-/// The weight of a linear layer or a norm, of `shape`, and its bias.
-fn with_bias(name: &str, shape: &[usize]) -> [TensorNeed; 2] {
-    [
-        TensorNeed::new(format!("{name}.weight"), shape),
-        TensorNeed::new(format!("{name}.bias"), &shape[..1]),
-    ]
+/// Parameters of the linear layer or norm `name`: the weight, of `shape`, and the bias where it has one.
+fn parameters(name: &str, shape: &[usize], bias: bool) -> impl Iterator<Item = TensorNeed> {
+    let weight = TensorNeed::new(format!("{name}.weight"), shape);
+    let bias = bias.then(|| TensorNeed::new(format!("{name}.bias"), &shape[..1]));
+    [weight].into_iter().chain(bias)
 }
 
 /// The FFN of one layer: names of the matrices and of their biases (which are in `resident`).
@@ -105,6 +104,34 @@ pub(crate) struct LayerSpec {
 }
 
 impl LayerSpec {
+    /// The FFN at `prefix` whose linear layers are called `up` and `down`, both with a bias or both without.
+    fn plain(prefix: &str, [up, down]: [&str; 2], intermediate_size: usize, bias: bool) -> Self {
+        let bias = |name: &str| bias.then(|| format!("{prefix}.{name}.bias"));
+        Self {
+            prefix: prefix.to_string(),
+            intermediate_size,
+            gate: None,
+            up: format!("{prefix}.{up}.weight"),
+            down: format!("{prefix}.{down}.weight"),
+            gate_bias: None,
+            up_bias: bias(up),
+            down_bias: bias(down),
+        }
+    }
+
+    /// The biases with their shapes.
+    fn biases(&self, hidden_size: usize) -> Vec<TensorNeed> {
+        let biases = [
+            (&self.gate_bias, self.intermediate_size),
+            (&self.up_bias, self.intermediate_size),
+            (&self.down_bias, hidden_size),
+        ];
+        let need = |(name, size): (&Option<String>, usize)| {
+            name.as_ref().map(|name| TensorNeed::new(name, &[size]))
+        };
+        biases.into_iter().filter_map(need).collect()
+    }
+
     /// The matrices with their shapes, in the record's order.
     pub(crate) fn matrices(&self, hidden_size: usize) -> Vec<TensorNeed> {
         let up = [self.intermediate_size, hidden_size];
@@ -162,19 +189,5 @@ mod tests {
             .collect();
         let unique: std::collections::BTreeSet<_> = types.iter().collect();
         assert_eq!(types.len(), unique.len());
-    }
-
-    #[test]
-    fn old_opt_names_become_current_ones() {
-        let rename = opt::FAMILY.rename;
-        assert_eq!(
-            rename("decoder.layers.0.fc1.weight"),
-            "model.decoder.layers.0.fc1.weight"
-        );
-        assert_eq!(
-            rename("model.decoder.layers.0.fc1.bias"),
-            "model.decoder.layers.0.fc1.bias"
-        );
-        assert_eq!(rename("lm_head.weight"), "lm_head.weight");
     }
 }

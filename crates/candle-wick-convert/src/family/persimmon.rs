@@ -3,7 +3,7 @@
 //!
 //! Names of Adept's own release become those of transformers.
 
-use super::{with_bias, Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
+use super::{parameters, Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
 use crate::config::ModelConfig;
 use crate::ConvertError;
 
@@ -19,9 +19,7 @@ pub(super) const FAMILY: Family = Family {
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
 fn modernise(config: &mut ModelConfig) -> Result<(), ConvertError> {
-    if !config.has("hidden_act") {
-        config.set("hidden_act", "relu2");
-    }
+    config.set_default("hidden_act", "relu2");
     Ok(())
 }
 
@@ -37,37 +35,19 @@ fn rename(name: &str) -> String {
 
 fn spec(config: &ModelConfig) -> Result<ModelSpec, ConvertError> {
     let hidden = config.size("hidden_size")?;
-    let intermediate = config.size("intermediate_size")?;
     let vocab = config.size("vocab_size")?;
     let layer_count = config.layer_count("num_hidden_layers")?;
-    let heads = config.size("num_attention_heads")?;
-    if !hidden.is_multiple_of(heads) {
-        return Err(config.wrong("num_attention_heads", format!("a divisor of {hidden}")));
-    }
-    let qk_layernorm = config.flag_or("qk_layernorm", true)?;
-
+    let shapes = LayerShapes::of(config, hidden)?;
     let mut resident = vec![TensorNeed::new(EMBEDDING, &[vocab, hidden])];
     let mut layers = Vec::with_capacity(layer_count);
     for n in 0..layer_count {
         let layer = format!("model.layers.{n}");
-        let mut push = |name: &str, shape: &[usize]| {
-            resident.extend(with_bias(&format!("{layer}.{name}"), shape));
-        };
-        push("input_layernorm", &[hidden]);
-        push("self_attn.query_key_value", &[3 * hidden, hidden]); // sizes are below 2^24
-        push("self_attn.dense", &[hidden, hidden]);
-        if qk_layernorm {
-            push("self_attn.q_layernorm", &[hidden / heads]);
-            push("self_attn.k_layernorm", &[hidden / heads]);
-        }
-        push("post_attention_layernorm", &[hidden]);
-        for (name, len) in [("dense_h_to_4h", intermediate), ("dense_4h_to_h", hidden)] {
-            let name = format!("{layer}.mlp.{name}.bias");
-            resident.push(TensorNeed::new(name, &[len]));
-        }
-        layers.push(ffn(&layer, intermediate));
+        shapes.push_resident(&layer, &mut resident);
+        let ffn = shapes.ffn(&layer);
+        resident.extend(ffn.biases(hidden));
+        layers.push(ffn);
     }
-    resident.extend(with_bias("model.final_layernorm", &[hidden]));
+    resident.extend(parameters("model.final_layernorm", &[hidden], true));
     Ok(ModelSpec {
         hidden_size: hidden,
         layers,
@@ -79,17 +59,43 @@ fn spec(config: &ModelConfig) -> Result<ModelSpec, ConvertError> {
     })
 }
 
-fn ffn(layer: &str, intermediate_size: usize) -> LayerSpec {
-    let name = |part: &str| format!("{layer}.mlp.{part}");
-    LayerSpec {
-        prefix: format!("{layer}.mlp"),
-        intermediate_size,
-        gate: None,
-        up: name("dense_h_to_4h.weight"),
-        down: name("dense_4h_to_h.weight"),
-        gate_bias: None,
-        up_bias: Some(name("dense_h_to_4h.bias")),
-        down_bias: Some(name("dense_4h_to_h.bias")),
+/// What all layers share.
+struct LayerShapes {
+    hidden: usize,
+    intermediate: usize,
+    head_dim: usize,
+    qk_layernorm: bool,
+}
+
+impl LayerShapes {
+    fn of(config: &ModelConfig, hidden: usize) -> Result<Self, ConvertError> {
+        Ok(Self {
+            hidden,
+            intermediate: config.size("intermediate_size")?,
+            head_dim: hidden / config.divisor("num_attention_heads", hidden)?,
+            qk_layernorm: config.flag_or("qk_layernorm", true)?,
+        })
+    }
+
+    fn push_resident(&self, layer: &str, resident: &mut Vec<TensorNeed>) {
+        let mut push = |name: &str, shape: &[usize]| {
+            resident.extend(parameters(&format!("{layer}.{name}"), shape, true));
+        };
+        push("input_layernorm", &[self.hidden]);
+        let fused = [3 * self.hidden, self.hidden]; // sizes are below 2^24
+        push("self_attn.query_key_value", &fused);
+        push("self_attn.dense", &[self.hidden, self.hidden]);
+        if self.qk_layernorm {
+            push("self_attn.q_layernorm", &[self.head_dim]);
+            push("self_attn.k_layernorm", &[self.head_dim]);
+        }
+        push("post_attention_layernorm", &[self.hidden]);
+    }
+
+    fn ffn(&self, layer: &str) -> LayerSpec {
+        let modules = ["dense_h_to_4h", "dense_4h_to_h"];
+        let prefix = format!("{layer}.mlp");
+        LayerSpec::plain(&prefix, modules, self.intermediate, true)
     }
 }
 

@@ -1,12 +1,12 @@
 //! Phi 1, 1.5 and 2: one norm before attention and FFN, biases everywhere, the head's included.
 //!
-//! Three older kinds of upload get the present names and keys:
+//! Three older kinds of upload get the current names and keys:
 //! - `phi-msft`: keys such as `n_embd`, names such as `transformer.h.N.mixer.Wqkv`, whose rows are all of q, then
 //!   all of k, then all of v;
 //! - `mixformer-sequential`: the same as parts of one sequence, `layers.0` the embedding and the last one the head;
-//! - the release between: present keys and names, but `query_key_value`, whose rows are each head's q, k and v.
+//! - the release between: current keys and names, but `query_key_value`, whose rows are each head's q, k and v.
 
-use super::{with_bias, Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
+use super::{parameters, Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
 use crate::config::ModelConfig;
 use crate::source::{RowOrder, SourceFolder};
 use crate::ConvertError;
@@ -55,9 +55,7 @@ fn modernise(config: &mut ModelConfig) -> Result<(), ConvertError> {
         config.rename("activation_function", "hidden_act");
         config.rename("layer_norm_epsilon", "layer_norm_eps");
         let (hidden, head_dim) = (config.size("hidden_size")?, head_dim(config)?);
-        if !config.has("intermediate_size") {
-            config.set("intermediate_size", 4 * hidden);
-        }
+        config.set_default("intermediate_size", 4 * hidden);
         if !config.has("partial_rotary_factor") {
             let rotary_dim = config.size_or("rotary_dim", ROTARY_DIM)?.min(head_dim);
             let factor = rotary_factor(rotary_dim, head_dim)
@@ -66,22 +64,13 @@ fn modernise(config: &mut ModelConfig) -> Result<(), ConvertError> {
         }
         config.set("model_type", "phi");
     }
-    if !config.has("hidden_act") {
-        config.set("hidden_act", "gelu_new");
-    }
+    config.set_default("hidden_act", "gelu_new");
     Ok(())
 }
 
 fn head_dim(config: &ModelConfig) -> Result<usize, ConvertError> {
-    let (hidden, heads) = (
-        config.size("hidden_size")?,
-        config.size("num_attention_heads")?,
-    );
-    if hidden.is_multiple_of(heads) {
-        Ok(hidden / heads)
-    } else {
-        Err(config.wrong("num_attention_heads", format!("a divisor of {hidden}")))
-    }
+    let hidden = config.size("hidden_size")?;
+    Ok(hidden / config.divisor("num_attention_heads", hidden)?)
 }
 
 /// A share of `head_dim` with few decimals, whose product rounded down is `rotary_dim` again.
@@ -115,7 +104,7 @@ fn rename(name: &str) -> String {
     }
 }
 
-/// Present name of a tensor within its layer.
+/// Current name of a tensor within its layer.
 fn current_part(part: &str) -> String {
     let names = [
         ("ln.", "input_layernorm."),
@@ -166,22 +155,25 @@ fn spec(config: &ModelConfig) -> Result<ModelSpec, ConvertError> {
     for n in 0..sizes.layers {
         let layer = format!("model.layers.{n}");
         sizes.push_resident(&layer, &mut resident);
-        layers.push(sizes.ffn(&layer));
+        let ffn = sizes.ffn(&layer);
+        resident.extend(ffn.biases(sizes.hidden));
+        layers.push(ffn);
     }
-    resident.extend(with_bias("model.final_layernorm", &[sizes.hidden]));
-    let [head, head_bias] = with_bias("lm_head", &[sizes.vocab, sizes.hidden]);
-    resident.push(head_bias); // also where the head's weight is the embedding
+    resident.extend(parameters("model.final_layernorm", &[sizes.hidden], true));
+    // Also where the head's weight is the embedding.
+    resident.push(TensorNeed::new("lm_head.bias", &[sizes.vocab]));
     Ok(ModelSpec {
         hidden_size: sizes.hidden,
         layers,
         resident,
         embedding: EMBEDDING.to_string(),
-        head,
+        head: TensorNeed::new("lm_head.weight", &[sizes.vocab, sizes.hidden]),
         tied: config.flag_or("tie_word_embeddings", false)?,
         computed: &[".rotary_emb.inv_freq"],
     })
 }
 
+/// What [`split`] and the layers need to know.
 struct Sizes {
     layers: usize,
     hidden: usize,
@@ -239,7 +231,7 @@ impl Sizes {
 
     fn push_resident(&self, layer: &str, resident: &mut Vec<TensorNeed>) {
         let mut push = |name: &str, shape: &[usize]| {
-            resident.extend(with_bias(&format!("{layer}.{name}"), shape));
+            resident.extend(parameters(&format!("{layer}.{name}"), shape, true));
         };
         push("input_layernorm", &[self.hidden]);
         push("self_attn.q_proj", &[self.hidden, self.hidden]);
@@ -250,25 +242,11 @@ impl Sizes {
             push("self_attn.q_layernorm", &[self.head_dim]);
             push("self_attn.k_layernorm", &[self.head_dim]);
         }
-        let mut push_bias = |name: &str, len: usize| {
-            resident.push(TensorNeed::new(format!("{layer}.{name}.bias"), &[len]));
-        };
-        push_bias("mlp.fc1", self.intermediate);
-        push_bias("mlp.fc2", self.hidden);
     }
 
     fn ffn(&self, layer: &str) -> LayerSpec {
-        let name = |part: &str| format!("{layer}.mlp.{part}");
-        LayerSpec {
-            prefix: format!("{layer}.mlp"),
-            intermediate_size: self.intermediate,
-            gate: None,
-            up: name("fc1.weight"),
-            down: name("fc2.weight"),
-            gate_bias: None,
-            up_bias: Some(name("fc1.bias")),
-            down_bias: Some(name("fc2.bias")),
-        }
+        let prefix = format!("{layer}.mlp");
+        LayerSpec::plain(&prefix, ["fc1", "fc2"], self.intermediate, true)
     }
 }
 

@@ -63,7 +63,7 @@ pub(crate) fn open(found: &Shards) -> Result<(ModelConfig, SourceFolder), Conver
         let model = config::Model::of(&metadata)?;
         let values = config::values(&metadata, &model)?;
         let moves = tensors::moves(&metadata, &model);
-        moves.apply(&mut source)?;
+        tensors::apply(moves, &mut source)?;
         values
     };
     let config = ModelConfig::made(&source.path, values)?;

@@ -2,7 +2,7 @@
 //!
 //! - llama: rows of q and k are permuted so that the halves of a head lie in pairs of neighbours;
 //! - falcon: the fused matrix has all queries, all keys, all values, not one group after the other;
-//! - phi2: older files have one matrix with all of q, k and v;
+//! - phi2: older files have one matrix with all of q, k and v, as the first Hugging Face uploads (`family::phi` splits it);
 //! - persimmon, qwen2: as in Hugging Face.
 
 use super::config::Model;
@@ -71,6 +71,7 @@ const PHI2: Names = Names {
     layers: "model.layers",
     parts: &[
         ("attn_norm", "input_layernorm"),
+        ("attn_qkv", "self_attn.Wqkv"),
         ("attn_q", "self_attn.q_proj"),
         ("attn_k", "self_attn.k_proj"),
         ("attn_v", "self_attn.v_proj"),
@@ -96,19 +97,11 @@ const PERSIMMON: Names = Names {
     ],
 };
 
-/// Names of parts, their rows, the rows' order.
-type Parts = Vec<(String, usize, RowOrder)>;
-
-/// What becomes of the tensors.
-pub(super) struct Moves {
-    /// Name in the file, in the model, order of the rows.
-    renamed: Vec<(String, String, RowOrder)>,
-    /// Name in the file, parts in the model.
-    split: Vec<(String, Parts)>,
-}
+/// What becomes of a tensor: its name in the file, that in the model, the order of its rows.
+type Move = (String, String, RowOrder);
 
 /// Finds out what the tensors of the file are; those that are unknown keep their names.
-pub(super) fn moves(metadata: &Described<'_>, model: &Model) -> Moves {
+pub(super) fn moves(metadata: &Described<'_>, model: &Model) -> Vec<Move> {
     let names = match metadata.architecture {
         Architecture::Llama | Architecture::Qwen2 => LLAMA,
         Architecture::Falcon if metadata.has("blk.0.attn_norm_2.weight") => FALCON_40B,
@@ -116,39 +109,40 @@ pub(super) fn moves(metadata: &Described<'_>, model: &Model) -> Moves {
         Architecture::Phi2 => PHI2,
         Architecture::Persimmon => PERSIMMON,
     };
-    let mut moves = Moves {
-        renamed: Vec::new(),
-        split: Vec::new(),
-    };
-    for name in metadata.source.names() {
-        let Some((stem, kind)) = name.rsplit_once('.') else {
-            continue;
-        };
-        if let Some((layer, part)) = layer_and_part(stem) {
-            if metadata.architecture == Architecture::Phi2 && part == "attn_qkv" {
-                moves
-                    .split
-                    .push((name.to_string(), query_key_value(layer, kind, model)));
-            } else if let Some((_, current)) = names.parts.iter().find(|(known, _)| *known == part)
-            {
+    let tensors = metadata.source.names();
+    let moved = tensors.filter_map(|name| {
+        let (stem, kind) = name.rsplit_once('.')?;
+        let (current, order) = match layer_and_part(stem) {
+            Some((layer, part)) => {
+                let (_, current) = names.parts.iter().find(|(known, _)| *known == part)?;
                 let order = row_order(metadata.architecture, part, model);
-                let current = format!("{}.{layer}.{current}.{kind}", names.layers);
-                moves.renamed.push((name.to_string(), current, order));
+                (format!("{}.{layer}.{current}", names.layers), order)
             }
-            continue;
-        }
-        let current = match stem {
-            "token_embd" => names.embedding,
-            "output_norm" => names.norm,
-            "output" => "lm_head",
-            _ => continue,
+            None => (names.outside_layers(stem)?.to_string(), RowOrder::Same),
         };
-        let current = format!("{current}.{kind}");
-        moves
-            .renamed
-            .push((name.to_string(), current, RowOrder::Same));
+        Some((name.to_string(), format!("{current}.{kind}"), order))
+    });
+    moved.collect()
+}
+
+/// Gives the tensors their names and orders. What became part of the config is no tensor any more.
+pub(super) fn apply(moves: Vec<Move>, source: &mut SourceFolder) -> Result<(), ConvertError> {
+    for (name, current, order) in moves {
+        source.rename(&name, current, order)?;
     }
-    moves
+    source.forget(DIVISORS);
+    Ok(())
+}
+
+impl Names {
+    fn outside_layers(&self, stem: &str) -> Option<&'static str> {
+        match stem {
+            "token_embd" => Some(self.embedding),
+            "output_norm" => Some(self.norm),
+            "output" => Some("lm_head"),
+            _ => None,
+        }
+    }
 }
 
 /// `7` and `attn_q` of `blk.7.attn_q`.
@@ -167,34 +161,5 @@ fn row_order(architecture: Architecture, part: &str, model: &Model) -> RowOrder 
             head_rows,
         },
         _ => RowOrder::Same,
-    }
-}
-
-/// The parts of phi2's fused matrix or bias, as `Wqkv` of the first uploads.
-fn query_key_value(layer: usize, kind: &str, model: &Model) -> Parts {
-    let (query, key) = (
-        model.heads * model.head_dim,
-        model.kv_heads * model.head_dim,
-    );
-    let parts = [("q", 0, query), ("k", query, key), ("v", query + key, key)];
-    let part = |(name, first, rows)| {
-        let name = format!("{}.{layer}.self_attn.{name}_proj.{kind}", PHI2.layers);
-        let step = rows;
-        (name, rows, RowOrder::Groups { first, rows, step })
-    };
-    parts.map(part).into()
-}
-
-impl Moves {
-    /// Gives the tensors their names and orders. What became part of the config is no tensor any more.
-    pub(super) fn apply(self, source: &mut SourceFolder) -> Result<(), ConvertError> {
-        for (name, current, order) in self.renamed {
-            source.rename(&name, current, order)?;
-        }
-        for (name, parts) in self.split {
-            source.split(&name, &parts)?;
-        }
-        source.forget(DIVISORS);
-        Ok(())
     }
 }

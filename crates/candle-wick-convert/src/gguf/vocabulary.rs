@@ -2,14 +2,13 @@
 
 use wick_checkpoint::{CheckpointError, Metadata};
 
-use crate::source::SourceFolder;
+use crate::source::{file_name, SourceFolder};
 use crate::tokenizer::{self, Assembled, GgufVocab};
 
 /// The tokenizer of a GGUF file, or a note why there is none.
 pub(crate) fn tokenizer(source: &SourceFolder) -> Assembled {
-    let name = source.path.file_name().unwrap_or_default();
     let vocab = vocabulary(&source.metadata).map_err(|error| format!("cannot be read: {error}"));
-    tokenizer::assemble_gguf(&name.to_string_lossy(), vocab)
+    tokenizer::assemble_gguf(&file_name(&source.path), vocab)
 }
 
 fn vocabulary(metadata: &Metadata) -> Result<GgufVocab, CheckpointError> {

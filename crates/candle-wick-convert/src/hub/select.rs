@@ -12,29 +12,16 @@ use wick_format::is_plain_file_name;
 
 use super::{HubError, HubModel};
 use crate::config::CONFIG_FILE;
-
-/// Small files beside the weights, `config.json` first.
-const COMPANIONS: [&str; 9] = [
-    CONFIG_FILE,
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-];
+use crate::convert::COPIED_FILES;
+use crate::error::listed;
 
 /// Weights in one file or many: the name without ending, and the ending.
 const FORMATS: [(&str, &str); 2] = [("model", "safetensors"), ("pytorch_model", "bin")];
 
-/// GGUF files named in one sentence.
-const NAMES_SHOWN: usize = 12;
-
 /// The files of one model.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Selection {
+    /// Small files beside the weights, `config.json` first.
     pub(super) companions: Vec<String>,
     pub(super) weights: Vec<String>,
     /// The only weight file, when it is a GGUF file.
@@ -82,8 +69,9 @@ impl Selection {
         file: Option<&str>,
         read: impl Fn(&str) -> Result<Option<Vec<u8>>, HubError>,
     ) -> Result<Self, SelectError> {
-        let companions = COMPANIONS.iter().filter(|&&name| names.contains(name));
-        let companions: Vec<String> = companions.map(|&name| name.to_owned()).collect();
+        let companions = [CONFIG_FILE].into_iter().chain(COPIED_FILES);
+        let companions = companions.filter(|&name| names.contains(name));
+        let companions: Vec<String> = companions.map(str::to_owned).collect();
         let gguf = |name: String| Self {
             companions: companions.clone(),
             weights: vec![name.clone()],
@@ -190,20 +178,19 @@ fn asked_for(names: &BTreeSet<String>, file: &str) -> Result<String, SelectError
     } else if names.contains(file) {
         return Ok(file.to_owned());
     } else {
-        let ggufs = ggufs(names);
-        format!("has no `{file}`; {}", listed(&ggufs))
+        format!("has no `{file}`; {}", choice(&ggufs(names)))
     };
     Err(SelectError::Repo(problem))
 }
 
 fn only_gguf(names: &BTreeSet<String>, incomplete: Option<String>) -> Result<String, SelectError> {
     let problem = match (ggufs(names).as_slice(), incomplete) {
-        ([only], _) => return Ok((*only).clone()),
+        ([only], _) => return Ok(only.clone()),
         ([], Some(problem)) => problem,
         ([], None) => "has no weights that can be converted: neither model*.safetensors, nor \
              pytorch_model*.bin, nor a GGUF file"
             .to_owned(),
-        (several, _) => format!("needs --file NAME to say which: {}", listed(several)),
+        (several, _) => format!("needs --file NAME to say which: {}", choice(several)),
     };
     Err(SelectError::Repo(problem))
 }
@@ -212,26 +199,15 @@ fn is_gguf(name: &str) -> bool {
     name.to_ascii_lowercase().ends_with(".gguf")
 }
 
-fn ggufs(names: &BTreeSet<String>) -> Vec<&String> {
-    names.iter().filter(|name| is_gguf(name)).collect()
+fn ggufs(names: &BTreeSet<String>) -> Vec<String> {
+    names.iter().filter(|name| is_gguf(name)).cloned().collect()
 }
 
-fn listed(ggufs: &[&String]) -> String {
-    let shown: Vec<&str> = ggufs
-        .iter()
-        .take(NAMES_SHOWN)
-        .map(|name| name.as_str())
-        .collect();
-    let more = ggufs.len() - shown.len();
-    let more = if more > 0 {
-        format!(" and {more} more")
-    } else {
-        String::new()
-    };
-    match shown.as_slice() {
-        [] => "it has no GGUF files".to_owned(),
-        _ => format!("its GGUF files are {}{more}", shown.join(", ")),
+fn choice(ggufs: &[String]) -> String {
+    if ggufs.is_empty() {
+        return "it has no GGUF files".to_owned();
     }
+    format!("its GGUF files are {}", listed(ggufs))
 }
 
 #[cfg(test)]

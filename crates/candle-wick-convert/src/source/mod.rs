@@ -238,6 +238,12 @@ pub(crate) fn refuse_lfs_pointer(path: &Path) -> Result<(), ConvertError> {
     Ok(())
 }
 
+/// The last part of a path.
+pub(crate) fn file_name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
 /// A text file of the source.
 pub(crate) fn read_text(path: &Path) -> Result<String, ConvertError> {
     refuse_lfs_pointer(path)?;

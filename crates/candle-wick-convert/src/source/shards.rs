@@ -19,8 +19,9 @@ use std::path::{Path, PathBuf};
 
 use wick_format::{is_plain_file_name, FormatError};
 
-use super::read_text;
 use super::weight_file::Kind;
+use super::{file_name, read_text};
+use crate::error::listed;
 use crate::ConvertError;
 
 /// The kinds of a Hugging Face folder, the preferred one first, and what a file of all weights is called.
@@ -46,9 +47,6 @@ const WEIGHT_ENDINGS: [&str; 11] = [
     ".pth",
     ".safetensors",
 ];
-
-/// Names shown in a note.
-const NAMES_SHOWN: usize = 8;
 
 /// The weight files of a source, all of them present.
 pub(crate) struct Shards {
@@ -102,13 +100,8 @@ impl Shards {
 
     /// What the user should know about files that are not read.
     pub(crate) fn note(&self) -> Option<String> {
-        let shown = self.left_out.len().min(NAMES_SHOWN);
-        let more = match self.left_out.len() - shown {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        let names = self.left_out[..shown].join(", ");
-        (shown > 0).then(|| format!("left out: {names}{more}"))
+        let note = || format!("left out: {}", listed(&self.left_out));
+        (!self.left_out.is_empty()).then(note)
     }
 
     fn of_folder(folder: &Path) -> Result<Self, ConvertError> {
@@ -147,7 +140,7 @@ impl Shards {
         File::open(path)
             .and_then(|file| file.take(4).read_to_end(&mut magic))
             .map_err(ConvertError::io(path, "read"))?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let name = file_name(path);
         if magic != b"GGUF" && !name.ends_with(Kind::Gguf.ending()) {
             let problem =
                 "is not a folder, and no GGUF file: give the folder with config.json and \
@@ -158,7 +151,7 @@ impl Shards {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        let listed = BTreeSet::from([name.into_owned()]);
+        let listed = BTreeSet::from([name]);
         Self::complete(path, folder, Kind::Gguf, listed, &[])
     }
 
@@ -306,16 +299,12 @@ fn is_weights(name: &str) -> bool {
 
 /// The error for a folder without weights that can be read, naming those that cannot.
 fn no_weights(folder: &Path, present: &[String]) -> ConvertError {
-    let others: Vec<&str> = present
-        .iter()
-        .filter(|name| is_weights(name))
-        .map(String::as_str)
-        .take(NAMES_SHOWN)
-        .collect();
+    let others = present.iter().filter(|name| is_weights(name));
+    let others: Vec<String> = others.cloned().collect();
     let found = if others.is_empty() {
         String::new()
     } else {
-        format!(" ({} are something else)", others.join(", "))
+        format!(" ({} are something else)", listed(&others))
     };
     let problem = format!(
         "has no weights{found}: expected model.safetensors or pytorch_model.bin, whole, with an index or in numbered \

@@ -10,7 +10,7 @@ use wick_checkpoint::{read_gguf, read_torch, Metadata};
 use wick_io::SourceFile;
 
 use super::tensor::StoredTensor;
-use super::{refuse_lfs_pointer, safetensors};
+use super::{file_name, refuse_lfs_pointer, safetensors};
 use crate::ConvertError;
 
 /// What kind of file holds the weights.
@@ -66,9 +66,8 @@ impl WeightFile {
             }
         };
         file.release(0..file.bytes().len());
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
         let opened = Self {
-            name: name.into_owned(),
+            name: file_name(path),
             path: path.to_path_buf(),
             file,
         };

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 
 use super::heap::{Heap, Object, Opaque, Value};
-use super::rebuild;
+use super::{opcode as op, rebuild};
 use crate::bytes::Bytes;
 use crate::CheckpointError;
 
@@ -86,7 +86,7 @@ impl<'a> Machine<'a> {
             let offset_bytes = self.bytes.position();
             let opcode = self.bytes.u8("the next opcode of the pickle")?;
             let result = match opcode {
-                b'.' => self.pop().map(Some),
+                op::STOP => self.pop().map(Some),
                 _ => self.step(opcode).map(|()| None),
             };
             match result {
@@ -112,7 +112,7 @@ impl<'a> Machine<'a> {
             return self.push(value);
         }
         match opcode {
-            0x80 => {
+            op::PROTO => {
                 let version = self.bytes.u8("a protocol version")?;
                 if !(2..=5).contains(&version) {
                     return Err(format!("protocol {version}, expected 2 to 5").into());
@@ -120,14 +120,30 @@ impl<'a> Machine<'a> {
                 Ok(())
             }
             // A frame is a promise to the reader's buffer.
-            0x95 => Ok(self.bytes.u64("a frame length").map(drop)?),
-            b'(' | b'0' | b'1' | b'2' => self.arrange(opcode),
-            b'q' | b'r' | 0x94 | b'h' | b'j' => self.remember(opcode),
-            b']' | b'l' | b')' | b't' | 0x85..=0x87 | b'}' | b'd' | 0x8f | 0x91 => {
-                self.collect(opcode)
+            op::FRAME => Ok(self.bytes.u64("a frame length").map(drop)?),
+            op::MARK | op::POP | op::POP_MARK | op::DUP => self.arrange(opcode),
+            op::BINPUT | op::LONG_BINPUT | op::MEMOIZE | op::BINGET | op::LONG_BINGET => {
+                self.remember(opcode)
             }
-            b'a' | b'e' | b's' | b'u' | 0x90 => self.fill(opcode),
-            b'c' | 0x93 | b'R' | 0x81 | 0x92 | b'b' | b'Q' => self.call(opcode),
+            op::EMPTY_LIST
+            | op::LIST
+            | op::EMPTY_TUPLE
+            | op::TUPLE
+            | op::TUPLE1..=op::TUPLE3
+            | op::EMPTY_DICT
+            | op::DICT
+            | op::EMPTY_SET
+            | op::FROZENSET => self.collect(opcode),
+            op::APPEND | op::APPENDS | op::SETITEM | op::SETITEMS | op::ADDITEMS => {
+                self.fill(opcode)
+            }
+            op::GLOBAL
+            | op::STACK_GLOBAL
+            | op::REDUCE
+            | op::NEWOBJ
+            | op::NEWOBJ_EX
+            | op::BUILD
+            | op::BINPERSID => self.call(opcode),
             other => Err(format!("opcode {other:#04x} is not one that weights need").into()),
         }
     }
@@ -135,48 +151,47 @@ impl<'a> Machine<'a> {
     /// The opcodes that stand for a value.
     fn scalar(&mut self, opcode: u8) -> Result<Option<Value<'a>>, Stop> {
         let bytes = &mut self.bytes;
-        let text = "a string";
         Ok(Some(match opcode {
-            b'N' => Value::None,
-            0x88 => Value::Bool(true),
-            0x89 => Value::Bool(false),
-            b'J' => Value::Int(i32::from_le_bytes(bytes.array("a number")?).into()),
-            b'K' => Value::Int(bytes.u8("a number")?.into()),
-            b'M' => Value::Int(bytes.u16("a number")?.into()),
-            0x8a => {
+            op::NONE => Value::None,
+            op::NEWTRUE => Value::Bool(true),
+            op::NEWFALSE => Value::Bool(false),
+            op::BININT => Value::Int(i32::from_le_bytes(bytes.array("a number")?).into()),
+            op::BININT1 => Value::Int(bytes.u8("a number")?.into()),
+            op::BININT2 => Value::Int(bytes.u16("a number")?.into()),
+            op::LONG1 => {
                 let len = bytes.u8("a number's length")?;
                 integer(bytes.take("a number", len.into())?)
             }
-            0x8b => {
+            op::LONG4 => {
                 let len = bytes.u32("a number's length")?;
                 integer(bytes.take("a number", len.into())?)
             }
-            b'G' => bytes.take("a float", 8).map(|_| Value::Plain)?,
-            b'X' => {
+            op::BINFLOAT => bytes.take("a float", 8).map(|_| Value::Plain)?,
+            op::BINUNICODE => {
                 let len = bytes.u32("a string's length")?;
                 self.text(len.into())?
             }
-            0x8c => {
+            op::SHORT_BINUNICODE => {
                 let len = bytes.u8("a string's length")?;
                 self.text(len.into())?
             }
-            0x8d => {
+            op::BINUNICODE8 => {
                 let len = bytes.u64("a string's length")?;
                 self.text(len)?
             }
             // The strings of Python 2, which wrote names so, and bytes; bytes are text too where
             // they can be, which nothing tells apart that matters here.
-            b'U' | b'C' => {
+            op::SHORT_BINSTRING | op::SHORT_BINBYTES => {
                 let len = bytes.u8("a string's length")?;
-                text_or_plain(bytes.take(text, len.into())?)
+                text_or_plain(bytes.take("a string", len.into())?)
             }
-            b'T' | b'B' => {
+            op::BINSTRING | op::BINBYTES => {
                 let len = bytes.u32("a string's length")?;
-                text_or_plain(bytes.take(text, len.into())?)
+                text_or_plain(bytes.take("a string", len.into())?)
             }
-            0x8e | 0x96 => {
+            op::BINBYTES8 | op::BYTEARRAY8 => {
                 let len = bytes.u64("a string's length")?;
-                bytes.take(text, len).map(|_| Value::Plain)?
+                bytes.take("a string", len).map(|_| Value::Plain)?
             }
             _ => return Ok(None),
         }))
@@ -191,15 +206,16 @@ impl<'a> Machine<'a> {
     /// Marks, pops and copies.
     fn arrange(&mut self, opcode: u8) -> Result<(), Stop> {
         match opcode {
-            b'(' => {
+            op::MARK => {
                 if self.marks.len() == STACK_MAX {
                     return Err(format!("more than {STACK_MAX} marks").into());
                 }
                 self.marks.push(self.stack.len());
             }
-            b'0' if self.marks.last() == Some(&self.stack.len()) => drop(self.marks.pop()),
-            b'0' => drop(self.pop()?),
-            b'1' => drop(self.pop_to_mark()?),
+            op::POP if self.marks.last() == Some(&self.stack.len()) => drop(self.marks.pop()),
+            op::POP => drop(self.pop()?),
+            op::POP_MARK => drop(self.pop_to_mark()?),
+            // DUP.
             _ => {
                 let top = self.top()?;
                 self.push(top)?;
@@ -211,11 +227,12 @@ impl<'a> Machine<'a> {
     /// Writes and reads the memo.
     fn remember(&mut self, opcode: u8) -> Result<(), Stop> {
         let index = match opcode {
-            b'q' | b'h' => self.bytes.u8("a memo index")?.into(),
-            b'r' | b'j' => self.bytes.u32("a memo index")?,
+            op::BINPUT | op::BINGET => self.bytes.u8("a memo index")?.into(),
+            op::LONG_BINPUT | op::LONG_BINGET => self.bytes.u32("a memo index")?,
+            // MEMOIZE.
             _ => u32::try_from(self.memo.len()).map_err(|_| "a full memo")?,
         };
-        if matches!(opcode, b'h' | b'j') {
+        if matches!(opcode, op::BINGET | op::LONG_BINGET) {
             let value = self.memo.get(&index).copied();
             return self.push(value.ok_or_else(|| format!("nothing under memo index {index}"))?);
         }
@@ -227,20 +244,24 @@ impl<'a> Machine<'a> {
     /// Makes lists, tuples, dictionaries and sets.
     fn collect(&mut self, opcode: u8) -> Result<(), Stop> {
         let object = match opcode {
-            b']' => Object::List(Vec::new()),
-            b'l' => Object::List(self.pop_to_mark()?),
-            b')' => Object::Tuple(Vec::new()),
-            b't' => Object::Tuple(self.pop_to_mark()?),
-            0x85..=0x87 => Object::Tuple(self.pop_many(usize::from(opcode - 0x84))?),
-            b'}' => Object::Dict(Vec::new()),
-            b'd' => {
+            op::EMPTY_LIST => Object::List(Vec::new()),
+            op::LIST => Object::List(self.pop_to_mark()?),
+            op::EMPTY_TUPLE => Object::Tuple(Vec::new()),
+            op::TUPLE => Object::Tuple(self.pop_to_mark()?),
+            op::TUPLE1..=op::TUPLE3 => {
+                let count = usize::from(opcode - op::TUPLE1) + 1;
+                Object::Tuple(self.pop_many(count)?)
+            }
+            op::EMPTY_DICT => Object::Dict(Vec::new()),
+            op::DICT => {
                 let items = self.pop_to_mark()?;
                 Object::Dict(pairs(&items)?)
             }
-            0x91 => {
+            op::FROZENSET => {
                 self.pop_to_mark()?;
                 return self.push(Value::Plain);
             }
+            // EMPTY_SET.
             _ => return self.push(Value::Plain),
         };
         let value = self.heap.add(object);
@@ -250,18 +271,19 @@ impl<'a> Machine<'a> {
     /// Adds to the list, dictionary or set on top.
     fn fill(&mut self, opcode: u8) -> Result<(), Stop> {
         let mut items = match opcode {
-            b'a' => self.pop_many(1)?,
-            b's' => self.pop_many(2)?,
+            op::APPEND => self.pop_many(1)?,
+            op::SETITEM => self.pop_many(2)?,
+            // APPENDS, SETITEMS, ADDITEMS.
             _ => self.pop_to_mark()?,
         };
-        let to_list = matches!(opcode, b'a' | b'e');
-        let to_dict = matches!(opcode, b's' | b'u');
+        let to_list = matches!(opcode, op::APPEND | op::APPENDS);
+        let to_dict = matches!(opcode, op::SETITEM | op::SETITEMS);
         let top = self.top()?;
         match (top, self.heap.get_mut(top)) {
             (_, Some(Object::List(list))) if to_list => list.append(&mut items),
             (_, Some(Object::Dict(dict))) if to_dict => dict.append(&mut pairs(&items)?),
             (Value::Opaque(_), _) => {}
-            (Value::Plain, _) if opcode == 0x90 => {}
+            (Value::Plain, _) if opcode == op::ADDITEMS => {}
             _ => return Err(format!("adds items to {}", self.heap.describe(top)).into()),
         }
         Ok(())
@@ -270,35 +292,36 @@ impl<'a> Machine<'a> {
     /// Names, and what is done with them.
     fn call(&mut self, opcode: u8) -> Result<(), Stop> {
         let value = match opcode {
-            b'c' => {
+            op::GLOBAL => {
                 let module = self.line()?;
                 let name = self.line()?;
                 self.heap.add_global(module, name)
             }
-            0x93 => match self.pop_many(2)?[..] {
+            op::STACK_GLOBAL => match self.pop_many(2)?[..] {
                 [Value::Str(module), Value::Str(name)] => self.heap.add_global(module, name),
                 _ => return Err("a name that is not made of strings".into()),
             },
-            b'R' => {
+            op::REDUCE => {
                 let args = self.pop()?;
                 let callee = self.pop()?;
                 rebuild::call(&mut self.heap, callee, args)?
             }
-            0x81 => {
+            op::NEWOBJ => {
                 let args = self.pop()?;
                 let class = self.pop()?;
                 self.object_of(class, args)?
             }
-            0x92 => {
+            op::NEWOBJ_EX => {
                 let _named = self.pop()?;
                 let args = self.pop()?;
                 let class = self.pop()?;
                 self.object_of(class, args)?
             }
-            b'b' => {
+            op::BUILD => {
                 let state = self.pop()?;
                 return self.set_state(state);
             }
+            // BINPERSID.
             _ => {
                 let id = self.pop()?;
                 rebuild::persistent(&mut self.heap, id)?

@@ -18,6 +18,7 @@ mod globals;
 mod heap;
 mod legacy;
 mod machine;
+mod opcode;
 mod place;
 mod rebuild;
 mod state;
