@@ -45,6 +45,7 @@ struct Avx2;
 
 impl Lanes for Avx2 {
     const COUNT: usize = 8;
+    const GROUP_TOKENS: usize = 4;
 
     type Vector = __m256;
 

@@ -2,7 +2,7 @@
 //!
 //! [`Lanes`] is what an ISA offers: vectors of `f32`, widening loads, fused multiply-add, the
 //! lane sum. [`Weight`] picks the widening load of a stored type. [`dot`] and [`add`] hold the
-//! algorithms; `scalar.rs` and `avx2.rs` instantiate them.
+//! algorithms; `scalar.rs`, `avx2.rs` and `avx512.rs` instantiate them.
 //!
 //! Everything is `inline(always)` and nothing here has a `target_feature`: the features come from
 //! the function an ISA file wraps around it, and the bodies must melt into that function.
@@ -26,6 +26,9 @@ const CACHE_LINE: usize = 64;
 pub(crate) trait Lanes {
     /// `f32` lanes of a vector; 8 or 16.
     const COUNT: usize;
+
+    /// Tokens of a register block of dots; 4 or 8, as the number of registers allows.
+    const GROUP_TOKENS: usize;
 
     /// [`Lanes::COUNT`] times `f32`.
     type Vector: Copy;

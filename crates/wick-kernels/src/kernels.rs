@@ -4,14 +4,20 @@
 //! are asserted inside the kernels, next to the code that relies on them.
 //!
 //! Invariants:
-//! - [`Kernels::detect`] returns a table only when the CPU it runs on has the table's features.
+//! - [`Kernels::detect`] returns a table only when the CPU it runs on has the table's features, and
+//!   the same one for the life of the process.
 
+use std::env;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use crate::dtype::WeightDtype;
 
 /// Multiply-adds below which handing work to other threads costs more than it saves.
 pub(crate) const PARALLEL_MADDS_MIN: usize = 64 * 1024;
+
+/// The environment variable that asks for an instruction set, by the start of its name.
+pub(crate) const ISA_VARIABLE: &str = "WICK_ISA";
 
 /// `(rows, x, tokens, out)`: `out[r * tokens + t] = rows[r] . x[t]`.
 pub(crate) type DotPanel = unsafe fn(&[&[u8]], &[f32], usize, &mut [f32]);
@@ -40,13 +46,30 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    /// The fastest table this CPU can run.
-    pub(crate) fn detect() -> &'static Self {
+    /// The tables this CPU can run, slowest first.
+    pub(crate) fn available() -> impl Iterator<Item = &'static Self> {
         #[cfg(target_arch = "x86_64")]
-        if crate::avx2::is_available() {
-            return &crate::avx2::KERNELS;
-        }
-        &crate::scalar::KERNELS
+        let vectors = [
+            crate::avx2::is_available().then_some(&crate::avx2::KERNELS),
+            crate::avx512::is_available().then_some(&crate::avx512::KERNELS),
+        ];
+        #[cfg(not(target_arch = "x86_64"))]
+        let vectors: [Option<&Self>; 0] = [];
+        std::iter::once(&crate::scalar::KERNELS).chain(vectors.into_iter().flatten())
+    }
+
+    /// The table in use: the one [`ISA_VARIABLE`] asks for, or else the fastest.
+    pub(crate) fn detect() -> &'static Self {
+        static IN_USE: OnceLock<&Kernels> = OnceLock::new();
+        IN_USE.get_or_init(|| Self::choose(&env::var(ISA_VARIABLE).unwrap_or_default()))
+    }
+
+    /// The available table whose name starts with `wanted`, or else the fastest.
+    pub(crate) fn choose(wanted: &str) -> &'static Self {
+        Self::available()
+            .find(|kernels| !wanted.is_empty() && kernels.name.starts_with(wanted))
+            .or_else(|| Self::available().last())
+            .unwrap_or(&crate::scalar::KERNELS)
     }
 
     /// The kernels for weights stored as `dtype`.
@@ -59,7 +82,7 @@ impl Kernels {
     }
 }
 
-/// The instruction set in use: `avx2+fma+f16c` or `scalar`.
+/// The instruction set in use: `avx512f`, `avx2+fma+f16c` or `scalar`.
 pub fn isa_name() -> &'static str {
     Kernels::detect().name
 }

@@ -8,9 +8,10 @@
 //! [`widen`] turns stored weights into `f32`.
 //!
 //! Invariants:
-//! - A dot is one vector accumulator of 8 lanes (on the instruction sets there are so far), fused
-//!   multiply-adds in ascending position, then the lane tree `((0+4)+(2+6)) + ((1+5)+(3+7))`, then
-//!   the last `k % 8` elements one by one.
+//! - A dot is one vector accumulator of `L` lanes, fused multiply-adds in ascending position, then
+//!   the lane tree (halves are added until one is left: `((0+4)+(2+6)) + ((1+5)+(3+7))` for 8), then
+//!   the last `k % L` elements one by one. `L` is 16 with AVX-512 and 8 otherwise: a process stays
+//!   with one instruction set, but two machines may differ in the last bits of a dot.
 //! - An element of a sum of rows is a chain of fused multiply-adds in ascending row order.
 //! - So the bits of a result do not depend on how rows are grouped into calls, on how many tokens
 //!   share a call, on tile sizes, or on the number of threads. Threads split outputs, never a sum.
@@ -33,6 +34,8 @@
 mod accumulator;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod dot;
 mod dtype;
 mod generic;

@@ -1,7 +1,7 @@
 //! The portable instantiation: fallback, and oracle for the others.
 //!
-//! 8 lanes are an array, and every step is the one the vector ISAs take, so results are equal to
-//! theirs bit for bit. On a CPU without fused multiply-add `f32::mul_add` is a library call: right,
+//! 8 lanes are an array, and every step is the one AVX2 takes, so results are equal to its results
+//! bit for bit. On a CPU without fused multiply-add `f32::mul_add` is a library call: right,
 //! but slow.
 
 use std::ops::Range;
@@ -29,6 +29,7 @@ struct Portable;
 
 impl Lanes for Portable {
     const COUNT: usize = LANES;
+    const GROUP_TOKENS: usize = 4;
 
     type Vector = [f32; LANES];
 

@@ -14,17 +14,37 @@ const DTYPES: [WeightDtype; 3] = [WeightDtype::F32, WeightDtype::F16, WeightDtyp
 
 /// The tables this machine can run.
 fn tables() -> Vec<&'static Kernels> {
-    let mut tables = vec![&crate::scalar::KERNELS];
-    #[cfg(target_arch = "x86_64")]
-    if crate::avx2::is_available() {
-        tables.push(&crate::avx2::KERNELS);
+    Kernels::available().collect()
+}
+
+/// Lanes of the vectors of a table.
+fn lanes(kernels: &Kernels) -> usize {
+    match kernels.name {
+        "avx512f" => 16,
+        _ => 8,
     }
-    tables
+}
+
+#[test]
+fn the_fastest_set_is_chosen_unless_another_is_asked_for() {
+    let fastest = tables()[tables().len() - 1].name;
+    for nothing in ["", "nonsense", "avx2 "] {
+        assert_eq!(Kernels::choose(nothing).name, fastest);
+    }
+    for kernels in tables() {
+        assert_eq!(Kernels::choose(kernels.name).name, kernels.name);
+        assert_eq!(
+            Kernels::choose(&kernels.name[..kernels.name.len() - 1]).name,
+            kernels.name
+        );
+    }
 }
 
 #[test]
 fn names_and_sizes() {
-    assert!(["scalar", "avx2+fma+f16c"].contains(&crate::isa_name()));
+    let names: Vec<&str> = tables().iter().map(|kernels| kernels.name).collect();
+    assert_eq!(names[0], "scalar");
+    assert!(names.contains(&crate::isa_name()));
     let sizes = DTYPES.map(|dtype| (dtype.name(), dtype.size_bytes()));
     assert_eq!(sizes, [("f32", 4), ("f16", 2), ("bf16", 2)]);
 }

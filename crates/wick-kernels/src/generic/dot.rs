@@ -5,17 +5,19 @@
 //!     accumulators[panel rows][block tokens] = 0            one vector each
 //!     for each span of k:
 //!         copy the block's inputs of the span side by side  half of L1
-//!         for each group of 3 rows, for each group of 4 tokens:
-//!             12 accumulators in registers; a widened weight serves 4 tokens
+//!         for each group of 3 rows, for each group of 4 (or 8) tokens:
+//!             12 (24) accumulators in registers; a widened weight serves 4 (8) tokens
 //!     lane sums, then the elements after the last whole vector
 //! ```
 //! The copy is there because inputs lie `k` floats apart: when that is a multiple of a page they
 //! compete for the same few lines of L1. Weights of the next group are prefetched, their spans
 //! being too short for the hardware to see a stream.
 //!
-//! With few tokens memory is the limit: a span is then all of `k`, so that a row is read in one
-//! go, and one token takes 4 rows at a time.
+//! Up to 4 tokens: `stream`.
 
+mod stream;
+
+use self::stream::STREAM_TOKENS;
 use super::{prefetch_span, Lanes, Weight};
 
 /// Rows of a panel: one call of the kernel.
@@ -27,12 +29,12 @@ const TOKEN_BLOCK: usize = 16;
 /// Elements of a span.
 const SPAN: usize = 256;
 
-/// Rows and tokens of a register block: 3 x 4 accumulators + 3 weights + 1 input = 16 registers.
+/// Rows of a register block; with 4 tokens: 3 x 4 accumulators + 3 weights + 1 input = 16 registers,
+/// with 8 tokens 28 of 32.
 const GROUP_ROWS: usize = 3;
-const GROUP_TOKENS: usize = 4;
 
-/// Rows at a time with one token: enough chains to hide the latency of fma.
-const STREAM_ROWS: usize = 4;
+/// The largest [`Lanes::GROUP_TOKENS`].
+const GROUP_TOKENS_MAX: usize = 8;
 
 /// The dot of two slices.
 ///
@@ -88,10 +90,6 @@ pub(crate) unsafe fn dot_panel<L: Lanes, W: Weight>(
     };
     // SAFETY: the rows were just measured; token blocks lie inside `x` and `out`.
     unsafe {
-        if tokens == 1 {
-            panel.one_token::<L, W>(x.as_ptr(), out);
-            return;
-        }
         let mut first = 0;
         while first < tokens {
             let inputs = Inputs {
@@ -99,7 +97,15 @@ pub(crate) unsafe fn dot_panel<L: Lanes, W: Weight>(
                 stride: k,
                 count: TOKEN_BLOCK.min(tokens - first),
             };
-            panel.token_block::<L, W>(&inputs, out.as_mut_ptr().add(first), tokens);
+            let out = Outputs {
+                out: out.as_mut_ptr().add(first),
+                stride: tokens,
+            };
+            if inputs.count <= STREAM_TOKENS {
+                panel.stream::<L, W>(&inputs, &out);
+            } else {
+                panel.token_block::<L, W>(&inputs, &out);
+            }
             first += inputs.count;
         }
     }
@@ -118,6 +124,39 @@ struct Inputs {
     count: usize,
 }
 
+impl Inputs {
+    /// The start of the inputs of token `t`.
+    fn of_token(&self, t: usize) -> *const f32 {
+        self.x.wrapping_add(t * self.stride)
+    }
+}
+
+/// Where dots go: that of row `r` and token `t` to `out[r * stride + t]`.
+struct Outputs {
+    out: *mut f32,
+    stride: usize,
+}
+
+impl Outputs {
+    /// The outputs from row `r` on.
+    fn of_row(&self, r: usize) -> Self {
+        Self {
+            out: self.out.wrapping_add(r * self.stride),
+            stride: self.stride,
+        }
+    }
+
+    /// Stores one dot.
+    ///
+    /// # Safety
+    /// There is room for row `r` and token `t`.
+    #[inline(always)]
+    unsafe fn set(&self, r: usize, t: usize, dot: f32) {
+        // SAFETY: the caller's promise.
+        unsafe { *self.out.add(r * self.stride + t) = dot }
+    }
+}
+
 /// A span of the inputs of a block, `(TOKEN_BLOCK, SPAN)`.
 #[repr(align(64))]
 struct Packed([f32; TOKEN_BLOCK * SPAN]);
@@ -126,77 +165,24 @@ struct Packed([f32; TOKEN_BLOCK * SPAN]);
 type Totals<V> = [[V; TOKEN_BLOCK]; ROW_PANEL];
 
 impl Panel<'_> {
-    /// Dots with one token.
-    ///
-    /// # Safety
-    /// The CPU has the features of `L`; `x` is valid for `k` floats, `out` has one place a row.
-    #[inline(always)]
-    unsafe fn one_token<L: Lanes, W: Weight>(&self, x: *const f32, out: &mut [f32]) {
-        let groups = self.rows.chunks(STREAM_ROWS);
-        for (rows, out) in groups.zip(out.chunks_mut(STREAM_ROWS)) {
-            // SAFETY: as this function; the lengths of `rows` are those of the arms.
-            unsafe {
-                match *rows {
-                    [a, b, c, d] => dot_stream::<L, W, 4>([a, b, c, d], x, self.k, out),
-                    [a, b, c] => dot_stream::<L, W, 3>([a, b, c], x, self.k, out),
-                    [a, b] => dot_stream::<L, W, 2>([a, b], x, self.k, out),
-                    [a] => dot_stream::<L, W, 1>([a], x, self.k, out),
-                    _ => unreachable!("chunks are of 1 to {STREAM_ROWS} rows"),
-                }
-            }
-        }
-    }
-
-    /// Dots with a block of tokens; row `r` of token `t` goes to `out[r * out_stride + t]`.
+    /// Dots with a block of tokens, span by span, inputs packed.
     ///
     /// # Safety
     /// The CPU has the features of `L`; `inputs` are of `k` floats, and `out` has room for the dots
     /// of all rows with all of them.
     #[inline(always)]
-    unsafe fn token_block<L: Lanes, W: Weight>(
-        &self,
-        inputs: &Inputs,
-        out: *mut f32,
-        out_stride: usize,
-    ) {
+    unsafe fn token_block<L: Lanes, W: Weight>(&self, inputs: &Inputs, out: &Outputs) {
         let body = self.k - self.k % L::COUNT;
-        // SAFETY: spans end at `body <= k`; `totals` has a place for each row and token.
+        let mut packed = Packed([0.0; TOKEN_BLOCK * SPAN]);
+        // SAFETY: spans end at `body <= k`, with `len <= SPAN` and `count <= TOKEN_BLOCK`; `totals`
+        // has a place for each row and token.
         unsafe {
             let mut totals: Totals<L::Vector> = [[L::zero(); TOKEN_BLOCK]; ROW_PANEL];
-            if inputs.count <= GROUP_TOKENS {
-                self.span::<L, W>(inputs, 0, body, &mut totals);
-            } else {
-                self.packed_spans::<L, W>(inputs, body, &mut totals);
-            }
-            for (r, (row, totals)) in self.rows.iter().zip(&totals).enumerate() {
-                for (t, total) in totals[..inputs.count].iter().enumerate() {
-                    let x = inputs.x.add(t * inputs.stride);
-                    let sum = finish::<L, W>(L::sum(*total), *row, x, body..self.k);
-                    *out.add(r * out_stride + t) = sum;
-                }
-            }
-        }
-    }
-
-    /// Adds the products of elements `0..body`, span by span, inputs packed.
-    ///
-    /// # Safety
-    /// The CPU has the features of `L`; `inputs` are of `body` floats or more, whole vectors.
-    #[inline(always)]
-    unsafe fn packed_spans<L: Lanes, W: Weight>(
-        &self,
-        inputs: &Inputs,
-        body: usize,
-        totals: &mut Totals<L::Vector>,
-    ) {
-        let mut packed = Packed([0.0; TOKEN_BLOCK * SPAN]);
-        let mut start = 0;
-        while start < body {
-            let len = SPAN.min(body - start);
-            // SAFETY: `start + len <= body`, `len <= SPAN`, `count <= TOKEN_BLOCK`.
-            unsafe {
+            let mut start = 0;
+            while start < body {
+                let len = SPAN.min(body - start);
                 for t in 0..inputs.count {
-                    let source = inputs.x.add(t * inputs.stride + start);
+                    let source = inputs.of_token(t).add(start);
                     let target = packed.0.as_mut_ptr().add(t * SPAN);
                     std::ptr::copy_nonoverlapping(source, target, len);
                 }
@@ -205,9 +191,15 @@ impl Panel<'_> {
                     stride: SPAN,
                     count: inputs.count,
                 };
-                self.span::<L, W>(&inputs, start, len, totals);
+                self.span::<L, W>(&inputs, start, len, &mut totals);
+                start += len;
             }
-            start += len;
+            for (r, (row, totals)) in self.rows.iter().zip(&totals).enumerate() {
+                for (t, total) in totals[..inputs.count].iter().enumerate() {
+                    let x = inputs.of_token(t);
+                    out.set(r, t, finish::<L, W>(L::sum(*total), *row, x, body..self.k));
+                }
+            }
         }
     }
 
@@ -267,27 +259,29 @@ impl Span<'_> {
         totals: &mut [[L::Vector; TOKEN_BLOCK]],
     ) {
         let Inputs { x, stride, count } = *inputs;
-        let step = (self.len * W::SIZE).div_ceil(count.div_ceil(GROUP_TOKENS));
+        let step = (self.len * W::SIZE).div_ceil(count.div_ceil(L::GROUP_TOKENS));
         let mut t = 0;
         // SAFETY: groups of tokens end at `count`; a prefetch may name any address.
         unsafe {
             let rows = rows.map(|row| row.add(self.start_bytes));
             while t < count {
-                if count > GROUP_TOKENS {
-                    let offset = self.start_bytes + t / GROUP_TOKENS * step;
-                    for row in self.next {
-                        prefetch_span::<L>(row.wrapping_add(offset), step);
-                    }
+                let offset = self.start_bytes + t / L::GROUP_TOKENS * step;
+                for row in self.next {
+                    prefetch_span::<L>(row.wrapping_add(offset), step);
                 }
-                let x = [0, 1, 2, 3].map(|i| x.wrapping_add((t + i) * stride));
+                let x = std::array::from_fn(|i| x.wrapping_add((t + i) * stride));
                 let totals = totals.as_mut_ptr().cast::<L::Vector>().add(t);
-                match count - t {
-                    1 => self.register_block::<L, W, R, 1>(rows, [x[0]], totals),
-                    2 => self.register_block::<L, W, R, 2>(rows, [x[0], x[1]], totals),
-                    3 => self.register_block::<L, W, R, 3>(rows, [x[0], x[1], x[2]], totals),
-                    _ => self.register_block::<L, W, R, 4>(rows, x, totals),
+                match (count - t).min(L::GROUP_TOKENS) {
+                    1 => self.register_block::<L, W, R, 1>(rows, x, totals),
+                    2 => self.register_block::<L, W, R, 2>(rows, x, totals),
+                    3 => self.register_block::<L, W, R, 3>(rows, x, totals),
+                    4 => self.register_block::<L, W, R, 4>(rows, x, totals),
+                    5 => self.register_block::<L, W, R, 5>(rows, x, totals),
+                    6 => self.register_block::<L, W, R, 6>(rows, x, totals),
+                    7 => self.register_block::<L, W, R, 7>(rows, x, totals),
+                    _ => self.register_block::<L, W, R, 8>(rows, x, totals),
                 }
-                t += GROUP_TOKENS;
+                t += L::GROUP_TOKENS;
             }
         }
     }
@@ -300,7 +294,7 @@ impl Span<'_> {
     unsafe fn register_block<L: Lanes, W: Weight, const R: usize, const T: usize>(
         &self,
         rows: [*const u8; R],
-        x: [*const f32; T],
+        x: [*const f32; GROUP_TOKENS_MAX],
         totals: *mut L::Vector,
     ) {
         // SAFETY: rows and inputs are valid for `len` elements, which are whole vectors.
@@ -317,7 +311,7 @@ impl Span<'_> {
                 for (w, row) in w.iter_mut().zip(&rows) {
                     *w = W::load::<L>(row.add(i * W::SIZE));
                 }
-                for (t, x) in x.iter().enumerate() {
+                for (t, x) in x[..T].iter().enumerate() {
                     let x = L::load(x.add(i));
                     for (sums, w) in sums.iter_mut().zip(&w) {
                         sums[t] = L::fma(*w, x, sums[t]);
@@ -330,36 +324,6 @@ impl Span<'_> {
                     *totals.add(r * TOKEN_BLOCK + t) = *sum;
                 }
             }
-        }
-    }
-}
-
-/// `R` rows times one token, each row read in one go.
-///
-/// # Safety
-/// The CPU has the features of `L`; rows are valid for `k` weights and `x` for `k` floats; `out`
-/// has `R` places.
-#[inline(always)]
-unsafe fn dot_stream<L: Lanes, W: Weight, const R: usize>(
-    rows: [*const u8; R],
-    x: *const f32,
-    k: usize,
-    out: &mut [f32],
-) {
-    let body = k - k % L::COUNT;
-    let mut i = 0;
-    // SAFETY: `i + L::COUNT <= body <= k`.
-    unsafe {
-        let mut totals = [L::zero(); R];
-        while i < body {
-            let input = L::load(x.add(i));
-            for (total, row) in totals.iter_mut().zip(&rows) {
-                *total = L::fma(W::load::<L>(row.add(i * W::SIZE)), input, *total);
-            }
-            i += L::COUNT;
-        }
-        for ((out, total), row) in out.iter_mut().zip(&totals).zip(&rows) {
-            *out = finish::<L, W>(L::sum(*total), *row, x, body..k);
         }
     }
 }

@@ -4,19 +4,20 @@ use proptest::prelude::*;
 use rayon::ThreadPoolBuilder;
 
 use super::naive::{assert_bits, dot_in_order, encode, random, read, Matrix};
-use super::{tables, DTYPES};
+use super::{lanes, tables, DTYPES};
+use crate::kernels::Kernels;
 use crate::{axpy, dot, dot_rows, widen, Accumulator, WeightDtype};
 
 /// Token counts around the kernels' group and block sizes.
 const TOKENS: [usize; 12] = [1, 2, 3, 4, 5, 6, 7, 15, 16, 17, 33, 128];
 
-/// What `dot_rows` must give.
-fn dots_in_order(m: &Matrix, x: &[f32], tokens: usize) -> Vec<f32> {
+/// What `dot_rows` must give with vectors of so many lanes.
+fn dots_in_order(lanes: usize, m: &Matrix, x: &[f32], tokens: usize) -> Vec<f32> {
     let mut out = Vec::new();
     for r in 0..m.rows {
         let row: Vec<f32> = (0..m.width).map(|i| m.at(r, i)).collect();
         let inputs = (0..tokens).map(|t| &x[t * m.width..(t + 1) * m.width]);
-        out.extend(inputs.map(|x| dot_in_order(&row, x)));
+        out.extend(inputs.map(|x| dot_in_order(lanes, &row, x)));
     }
     out
 }
@@ -48,8 +49,8 @@ proptest! {
     ) {
         let m = Matrix::random(DTYPES[dtype], rows, k, seed);
         let x = random(tokens * k, seed ^ 1);
-        let want = dots_in_order(&m, &x, tokens);
         for kernels in tables() {
+            let want = dots_in_order(lanes(kernels), &m, &x, tokens);
             assert_bits(&m.dot(kernels, &x, tokens), &want, kernels.name);
         }
     }
@@ -84,11 +85,8 @@ proptest! {
         let c = random(rows * tokens, seed ^ 2);
         for kernels in tables() {
             let whole = m.dot(kernels, &x, tokens);
-            let mut first = vec![0.0; cut * tokens];
-            let mut second = vec![0.0; (rows - cut) * tokens];
-            dot_rows(m.dtype, cut, |r| m.row(r), &x, tokens, &mut first);
-            dot_rows(m.dtype, rows - cut, |r| m.row(cut + r), &x, tokens, &mut second);
-            assert_bits(&[first, second].concat(), &whole, "dots in two calls");
+            let parts = [0..cut, cut..rows].map(|part| m.dot_part(kernels, part, &x, tokens));
+            assert_bits(&parts.concat(), &whole, "dots in two calls");
 
             let mut sums = Accumulator::new();
             sums.reset(tokens, k);
@@ -110,10 +108,12 @@ proptest! {
         axpy(alpha, &a, &mut y);
         let sums: Vec<f32> = a.iter().zip(&b).map(|(a, b)| alpha.mul_add(*a, *b)).collect();
         assert_bits(&y, &sums, "axpy");
+        let want = dot_in_order(lanes(Kernels::detect()), &a, &b);
+        assert_bits(&[dot(&a, &b)], &[want], "dot in use");
         for kernels in tables() {
             // SAFETY: `tables` lists what this CPU can run.
             let got = unsafe { (kernels.dot)(&a, &b) };
-            assert_bits(&[got, dot(&a, &b)], &[dot_in_order(&a, &b); 2], "dot");
+            assert_bits(&[got], &[dot_in_order(lanes(kernels), &a, &b)], "dot");
             let mut y = b.clone();
             // SAFETY: as above.
             unsafe { (kernels.axpy)(alpha, &a, &mut y) };
@@ -156,7 +156,8 @@ fn threads_change_nothing() {
         for tokens in [1, 3, 21] {
             let x = random(tokens * k, 9);
             let c = random(rows * tokens, 10);
-            let (dots, sums) = (dots_in_order(&m, &x, tokens), sums_in_order(&m, &c, tokens));
+            let dots = dots_in_order(lanes(Kernels::detect()), &m, &x, tokens);
+            let sums = sums_in_order(&m, &c, tokens);
             for pool in &pools {
                 let mut out = vec![7.0; rows * tokens];
                 let mut added = Accumulator::new();
@@ -220,8 +221,9 @@ fn infinities_and_nans_pass_through() {
         let m = Matrix::of(dtype, k, &pick(rows * k, 5), rows);
         for tokens in [1, 6] {
             let (x, c) = (pick(tokens * k, 3), pick(rows * tokens, 3));
-            let (dots, sums) = (dots_in_order(&m, &x, tokens), sums_in_order(&m, &c, tokens));
+            let sums = sums_in_order(&m, &c, tokens);
             for kernels in tables() {
+                let dots = dots_in_order(lanes(kernels), &m, &x, tokens);
                 assert_bits(&m.dot(kernels, &x, tokens), &dots, kernels.name);
                 assert_bits(&m.add_all(kernels, tokens, &c), &sums, kernels.name);
             }

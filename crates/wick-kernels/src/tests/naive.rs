@@ -58,12 +58,23 @@ impl Matrix {
 
     /// `dot_rows` on one table.
     pub(super) fn dot(&self, kernels: &Kernels, x: &[f32], tokens: usize) -> Vec<f32> {
-        let mut out = vec![7.0; self.rows * tokens];
+        self.dot_part(kernels, 0..self.rows, x, tokens)
+    }
+
+    /// `dot_rows` of the rows `range` on one table.
+    pub(super) fn dot_part(
+        &self,
+        kernels: &Kernels,
+        range: std::ops::Range<usize>,
+        x: &[f32],
+        tokens: usize,
+    ) -> Vec<f32> {
+        let mut out = vec![7.0; range.len() * tokens];
         let rows = Rows {
             dtype: self.dtype,
-            row: &|r| self.row(r),
+            row: &|r| self.row(range.start + r),
         };
-        rows.dot(kernels, (self.rows, tokens), x, &mut out);
+        rows.dot(kernels, (range.len(), tokens), x, &mut out);
         out
     }
 
@@ -125,19 +136,20 @@ pub(super) fn random(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(next).collect()
 }
 
-/// A dot in the order the crate promises: 8 lanes, the lane tree, the rest.
-pub(super) fn dot_in_order(w: &[f32], x: &[f32]) -> f32 {
-    let mut lanes = [0f32; 8];
-    let body = w.len() / 8 * 8;
+/// A dot in the order the crate promises: `lanes` of them, the lane tree, the rest.
+pub(super) fn dot_in_order(lanes: usize, w: &[f32], x: &[f32]) -> f32 {
+    let mut totals = vec![0f32; lanes];
+    let body = w.len() / lanes * lanes;
     for i in 0..body {
-        lanes[i % 8] = w[i].mul_add(x[i], lanes[i % 8]);
+        totals[i % lanes] = w[i].mul_add(x[i], totals[i % lanes]);
     }
-    let [a, b, c, d, e, f, g, h] = lanes;
-    let mut sum = ((a + e) + (c + g)) + ((b + f) + (d + h));
-    for i in body..w.len() {
-        sum = w[i].mul_add(x[i], sum);
+    while totals.len() > 1 {
+        let upper = totals.split_off(totals.len() / 2);
+        for (total, upper) in totals.iter_mut().zip(upper) {
+            *total += upper;
+        }
     }
-    sum
+    (body..w.len()).fold(totals[0], |sum, i| w[i].mul_add(x[i], sum))
 }
 
 /// Equal bits, any NaN being equal to any other.
