@@ -3,7 +3,7 @@
 //!
 //! What belongs to a linear layer is known by the initialisation that `candle_nn` asks for with it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -11,7 +11,7 @@ use candle::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::Init;
 
-use super::buffer::Buffer;
+use super::buffer::without_values;
 use super::layer::{announce, Announced};
 use super::source::{load_one, StockSource};
 use super::store::Store;
@@ -47,6 +47,9 @@ impl Requests {
     }
 }
 
+/// Times that a tensor may be asked for, by name and dtype.
+pub(super) type Unclaimed = HashMap<(String, DType), usize>;
+
 /// Writes down requests and answers with placeholders.
 pub(super) struct Recorder {
     pub(super) source: Arc<StockSource>,
@@ -60,6 +63,8 @@ pub(super) struct Weights {
     pub(super) store: Arc<Store>,
     /// Matrix number of each placeholder.
     pub(super) streamed: BTreeMap<String, usize>,
+    /// How often each tensor was planned for and not asked for yet.
+    pub(super) unclaimed: Arc<Mutex<Unclaimed>>,
     pub(super) requests: Arc<Requests>,
 }
 
@@ -107,6 +112,16 @@ fn check(source: &StockSource, shape: &Shape, name: &str, device: &Device) -> Re
     Ok(())
 }
 
+/// The sentence for a constructor that asks for something else the second time.
+pub(super) fn other_build(name: &str) -> Error {
+    Error::Stock {
+        reason: format!(
+            "the model was built twice and did not ask for {name} in the same dtype and as often both times: a plan \
+             made from the first build does not fit the second"
+        ),
+    }
+}
+
 fn no_tensor(name: &str) -> Error {
     Error::Stock {
         reason: format!("the weights have no tensor {name}"),
@@ -115,11 +130,14 @@ fn no_tensor(name: &str) -> Error {
 
 impl Recorder {
     fn answer(&self, request: Request) -> candle::Result<Tensor> {
-        let placeholder = Buffer::placeholder(request.dtype, request.shape.elem_count())?;
-        let tensor = placeholder.into_tensor(request.shape.clone())?;
-        if request.is_linear {
+        // Neither takes memory. A model may look at what is no linear matrix while it is built.
+        let tensor = if request.is_linear {
             expect_span(&request.name, None, &self.requests);
-        }
+            without_values(request.dtype, request.shape.clone())?
+        } else {
+            let zero = Tensor::zeros((), request.dtype, &Device::Cpu)?;
+            zero.broadcast_as(request.shape.clone())?
+        };
         let mut list = self
             .requests
             .list
@@ -168,6 +186,13 @@ impl SimpleBackend for Weights {
         device: &Device,
     ) -> candle::Result<Tensor> {
         check(&self.source, &shape, name, device)?;
+        let planned = self.unclaimed.lock();
+        let mut planned = planned.unwrap_or_else(PoisonError::into_inner);
+        match planned.get_mut(&(name.to_owned(), dtype)) {
+            Some(times) if *times > 0 => *times -= 1,
+            _ => return Err(other_build(name).into()),
+        }
+        drop(planned);
         if let Some(&matrix) = self.streamed.get(name) {
             expect_span(name, Some((self.store.clone(), matrix)), &self.requests);
             return Ok(self.store.shared().placeholder(matrix));
