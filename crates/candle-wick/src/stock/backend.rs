@@ -35,6 +35,8 @@ pub(super) struct Requests {
     pub(super) spans: Arc<AtomicUsize>,
     /// The first matrix whose span did not come before the next matrix was asked for.
     pub(super) without_span: OnceLock<String>,
+    /// The first request that was refused.
+    pub(super) refused: OnceLock<String>,
 }
 
 impl Requests {
@@ -44,6 +46,14 @@ impl Requests {
 
     pub(super) fn span_count(&self) -> usize {
         self.spans.load(Ordering::Relaxed)
+    }
+
+    /// Keeps a refusal, for constructors that panic on it.
+    fn noting<T>(&self, outcome: Result<T>) -> candle::Result<T> {
+        if let Err(error) = &outcome {
+            self.refused.get_or_init(|| error.to_string());
+        }
+        Ok(outcome?)
     }
 }
 
@@ -129,7 +139,8 @@ fn no_tensor(name: &str) -> Error {
 }
 
 impl Recorder {
-    fn answer(&self, request: Request) -> candle::Result<Tensor> {
+    fn answer(&self, request: Request, device: &Device) -> Result<Tensor> {
+        check(&self.source, &request.shape, &request.name, device)?;
         // Neither takes memory. A model may look at what is no linear matrix while it is built.
         let tensor = if request.is_linear {
             expect_span(&request.name, None, &self.requests);
@@ -157,22 +168,42 @@ impl SimpleBackend for Recorder {
         dtype: DType,
         device: &Device,
     ) -> candle::Result<Tensor> {
-        check(&self.source, &shape, name, device)?;
-        self.answer(Request {
+        let request = Request {
             name: name.to_owned(),
             is_linear: shape.rank() == 2 && matches!(init, Init::Kaiming { .. }),
             shape,
             dtype,
-        })
+        };
+        self.requests.noting(self.answer(request, device))
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle::Result<Tensor> {
-        let shape = self.source.shape(name).ok_or_else(|| no_tensor(name))?;
+        let shape = self.source.shape(name).ok_or_else(|| no_tensor(name));
+        let shape = self.requests.noting(shape)?;
         self.get(shape.into(), name, Init::Const(0.0), dtype, device)
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
         self.source.shape(name).is_some()
+    }
+}
+
+impl Weights {
+    fn answer(&self, shape: Shape, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        check(&self.source, &shape, name, device)?;
+        let unclaimed = self.unclaimed.lock();
+        let mut unclaimed = unclaimed.unwrap_or_else(PoisonError::into_inner);
+        match unclaimed.get_mut(&(name.to_owned(), dtype)) {
+            Some(times) if *times > 0 => *times -= 1,
+            _ => return Err(other_build(name)),
+        }
+        drop(unclaimed);
+        if let Some(&matrix) = self.streamed.get(name) {
+            expect_span(name, Some((self.store.clone(), matrix)), &self.requests);
+            return Ok(self.store.shared().placeholder(matrix));
+        }
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        load_one(&self.source, &mut ring, name, dtype)?.into_tensor(shape)
     }
 }
 
@@ -185,25 +216,13 @@ impl SimpleBackend for Weights {
         dtype: DType,
         device: &Device,
     ) -> candle::Result<Tensor> {
-        check(&self.source, &shape, name, device)?;
-        let planned = self.unclaimed.lock();
-        let mut planned = planned.unwrap_or_else(PoisonError::into_inner);
-        match planned.get_mut(&(name.to_owned(), dtype)) {
-            Some(times) if *times > 0 => *times -= 1,
-            _ => return Err(other_build(name).into()),
-        }
-        drop(planned);
-        if let Some(&matrix) = self.streamed.get(name) {
-            expect_span(name, Some((self.store.clone(), matrix)), &self.requests);
-            return Ok(self.store.shared().placeholder(matrix));
-        }
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        let values = load_one(&self.source, &mut ring, name, dtype)?;
-        Ok(values.into_tensor(shape)?)
+        self.requests
+            .noting(self.answer(shape, name, dtype, device))
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle::Result<Tensor> {
-        let shape = self.source.shape(name).ok_or_else(|| no_tensor(name))?;
+        let shape = self.source.shape(name).ok_or_else(|| no_tensor(name));
+        let shape = self.requests.noting(shape)?;
         self.get(shape.into(), name, Init::Const(0.0), dtype, device)
     }
 

@@ -39,6 +39,7 @@ mod tests;
 mod unit;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
@@ -167,15 +168,7 @@ pub fn load<M>(
     check_compiled_in(tracing::level_filters::STATIC_MAX_LEVEL)?;
     let source = Arc::new(StockSource::open(path.as_ref(), options.io.clone())?);
     let dtype = options.dtype;
-    let requests = Arc::new(Requests::default());
-    let recorder = Recorder {
-        source: source.clone(),
-        requests: requests.clone(),
-    };
-    drop(built(&build, Box::new(recorder), &requests, dtype)?);
-    let list = requests.take();
-    check_spans(&list, &requests, |_| true)?;
-
+    let list = asked_for(&source, &build, dtype)?;
     let (units, names) = units_of(&source, &list)?;
     let rings = 1 + LOADERS as u64;
     let block_bytes = units.iter().flat_map(|unit| &unit.extents);
@@ -235,6 +228,23 @@ pub fn load<M>(
     ))
 }
 
+/// What a model asks for, seen by building it once.
+fn asked_for<M>(
+    source: &Arc<StockSource>,
+    build: &impl Fn(VarBuilder<'static>) -> candle::Result<M>,
+    dtype: DType,
+) -> Result<Vec<Request>> {
+    let requests = Arc::new(Requests::default());
+    let recorder = Recorder {
+        source: source.clone(),
+        requests: requests.clone(),
+    };
+    drop(built(build, Box::new(recorder), &requests, dtype)?);
+    let list = requests.take();
+    check_spans(&list, &requests, |_| true)?;
+    Ok(list)
+}
+
 /// Candle's error about a matrix on flash, with what it comes from.
 fn explained(error: candle::Error) -> candle::Error {
     if !is_away(&error) {
@@ -254,11 +264,22 @@ fn built<M>(
     dtype: DType,
 ) -> Result<M> {
     announce(None); // left by a build that panicked
-    let built = build(VarBuilder::from_backend(backend, dtype, Device::Cpu));
-    if let Some(left) = announce(None) {
+    let build = || build(VarBuilder::from_backend(backend, dtype, Device::Cpu));
+    let built = catch_unwind(AssertUnwindSafe(build));
+    let left = announce(None);
+    let model = match (built, requests.refused.get()) {
+        (Ok(built), _) => built.map_err(explained)?,
+        // Candle's Llama unwraps what the builder answers.
+        (Err(_), Some(reason)) => {
+            let reason = reason.clone();
+            return Err(Error::Stock { reason });
+        }
+        (Err(panic), None) => resume_unwind(panic),
+    };
+    if let Some(left) = left {
         requests.without_span.get_or_init(|| left.name);
     }
-    Ok(built.map_err(explained)?)
+    Ok(model)
 }
 
 /// How often each tensor was asked for.

@@ -13,9 +13,13 @@ use super::unit::{StreamedMatrix, Unit};
 use super::ExpertPolicy;
 use crate::folder::IoOptions;
 
-/// A store over matrices `0`, `1`.. of 8 values each, all of them their number, with room for `room` of them; matrix
-/// `broken` has a buffer that is too short for it.
-fn store(count: usize, room: u64, is_expert: bool, broken: Option<usize>) -> Store {
+const DENSE: bool = false;
+const EXPERT: bool = true;
+
+/// A store over matrices `0`, `1`.. of 8 values each, all of them their number, with room for `room` of each kind;
+/// matrix `broken` has a buffer that is too short for it.
+fn store(kinds: &[bool], room: u64, policy: ExpertPolicy, broken: Option<usize>) -> Store {
+    let count = kinds.len();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let tensor = |index: usize| {
@@ -30,7 +34,7 @@ fn store(count: usize, room: u64, is_expert: bool, broken: Option<usize>) -> Sto
         Unit {
             extents: vec![source.extents(&[&index.to_string()]).unwrap()],
             sizes: vec![(DType::F32, len)],
-            is_expert,
+            is_expert: kinds[index],
         }
     });
     let units = units.collect();
@@ -41,12 +45,7 @@ fn store(count: usize, room: u64, is_expert: bool, broken: Option<usize>) -> Sto
         member: 0,
     });
     let matrices = matrices.collect();
-    let (dense, experts) = if is_expert {
-        (0, room * 32)
-    } else {
-        (room * 32, 0)
-    };
-    Store::new(source, units, matrices, dense, experts, ExpertPolicy::Lfu).unwrap()
+    Store::new(source, units, matrices, room * 32, room * 32, policy).unwrap()
 }
 
 fn values(store: &Store, index: usize) -> Option<Vec<f32>> {
@@ -66,7 +65,7 @@ fn soon<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
 #[test]
 fn a_loader_that_panics_is_an_error_and_the_next_unit_is_loaded_all_the_same() {
     soon(|| {
-        let store = store(2, 1, false, Some(0));
+        let store = store(&[DENSE; 2], 1, ExpertPolicy::Lfu, Some(0));
         for _ in 0..3 {
             store.shared().enter(0);
             assert_eq!(values(&store, 0), None);
@@ -84,9 +83,9 @@ fn a_loader_that_panics_is_an_error_and_the_next_unit_is_loaded_all_the_same() {
 
 #[test]
 fn a_span_inside_a_span_is_an_error_where_there_is_no_room_and_does_not_wait_for_itself() {
-    for is_expert in [false, true] {
+    for kind in [DENSE, EXPERT] {
         soon(move || {
-            let store = store(3, 1, is_expert, None);
+            let store = store(&[kind; 3], 1, ExpertPolicy::Window, None);
             let shared = store.shared();
             shared.enter(0);
             shared.enter(0);
@@ -114,9 +113,9 @@ fn a_span_inside_a_span_is_an_error_where_there_is_no_room_and_does_not_wait_for
 /// Threads in each other's way, all of them with room for one matrix in all.
 #[test]
 fn many_threads_get_the_right_values_of_a_pool_for_one() {
-    for is_expert in [false, true] {
+    for kind in [DENSE, EXPERT] {
         soon(move || {
-            let store = store(5, 1, is_expert, None);
+            let store = store(&[kind; 5], 1, ExpertPolicy::Lfu, None);
             std::thread::scope(|scope| {
                 for thread in 0..4 {
                     let store = &store;
@@ -142,7 +141,7 @@ fn reading_ahead_ends_whatever_the_order() {
     soon(|| {
         let mut random = 1u64;
         for room in [1, 2, 3, 4, 9] {
-            let store = store(4, room, false, None);
+            let store = store(&[DENSE; 4], room, ExpertPolicy::Lfu, None);
             for turn in 0..300usize {
                 random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
                 let is_round = turn % 100 < 60;
@@ -157,4 +156,70 @@ fn reading_ahead_ends_whatever_the_order() {
             }
         }
     });
+}
+
+/// All dense units fit into their pool, so none is left to read ahead when an expert is entered.
+#[test]
+fn an_expert_after_dense_units_that_are_all_loaded() {
+    soon(|| {
+        for dense in [2, 3] {
+            let mut kinds = vec![DENSE; dense];
+            kinds.push(EXPERT);
+            let store = store(&kinds, dense as u64, ExpertPolicy::Lfu, None);
+            for index in (0..kinds.len()).cycle().take(20) {
+                store.shared().enter(index);
+                assert_eq!(values(&store, index), Some(vec![index as f32; 8]));
+                store.shared().exit(index);
+            }
+        }
+    });
+}
+
+/// The cache as it is described, over the whole history.
+fn naive_misses(uses: &[usize], room: usize, policy: ExpertPolicy) -> u64 {
+    let mut cached: Vec<usize> = Vec::new();
+    let mut misses = 0;
+    for (now, wanted) in uses.iter().enumerate() {
+        if cached.contains(wanted) {
+            continue;
+        }
+        misses += 1;
+        if cached.len() == room {
+            let last = |unit: usize| uses[..now].iter().rposition(|used| *used == unit);
+            let times = |unit: usize| uses[..now].iter().filter(|used| **used == unit).count();
+            let victim = cached.iter().copied().min_by_key(|&unit| match policy {
+                ExpertPolicy::Lfu => (times(unit), last(unit)),
+                ExpertPolicy::Window => (0, last(unit)),
+            });
+            cached.retain(|unit| Some(*unit) != victim);
+        }
+        cached.push(*wanted);
+    }
+    misses
+}
+
+#[test]
+fn experts_leave_as_their_policy_says() {
+    let mut random = 7u64;
+    let uses = (0..400).map(|_| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
+        let (a, b) = ((random >> 61) as usize, (random >> 58) as usize % 8);
+        a.min(b) // some more often than others
+    });
+    let uses: Vec<usize> = uses.collect();
+    for policy in [ExpertPolicy::Lfu, ExpertPolicy::Window] {
+        for room in [1, 2, 3, 5, 8] {
+            let store = store(&[EXPERT; 8], room, policy, None);
+            for &index in &uses {
+                store.shared().enter(index);
+                store.shared().exit(index);
+            }
+            let stats = store.shared().stats();
+            let expected = naive_misses(&uses, room as usize, policy);
+            assert_eq!(
+                (stats.uses, stats.misses, stats.loads),
+                (400, expected, expected)
+            );
+        }
+    }
 }
