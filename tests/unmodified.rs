@@ -10,7 +10,11 @@ use serde::de::DeserializeOwned;
 use serde_json::{json, Value};
 use tracing_subscriber::layer::SubscriberExt;
 
+mod budgets;
+mod files;
+mod own;
 mod sources;
+mod subscribers;
 mod wrong;
 
 /// Ids of a prompt, and how many tokens are decoded after it.

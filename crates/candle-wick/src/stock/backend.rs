@@ -3,7 +3,7 @@
 //!
 //! What belongs to a linear layer is known by the initialisation that `candle_nn` asks for with it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -11,7 +11,7 @@ use candle::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::Init;
 
-use super::buffer::Buffer;
+use super::buffer::without_values;
 use super::layer::{announce, Announced};
 use super::source::{load_one, StockSource};
 use super::store::Store;
@@ -35,6 +35,8 @@ pub(super) struct Requests {
     pub(super) spans: Arc<AtomicUsize>,
     /// The first matrix whose span did not come before the next matrix was asked for.
     pub(super) without_span: OnceLock<String>,
+    /// The first request that was refused.
+    pub(super) refused: OnceLock<String>,
 }
 
 impl Requests {
@@ -45,7 +47,18 @@ impl Requests {
     pub(super) fn span_count(&self) -> usize {
         self.spans.load(Ordering::Relaxed)
     }
+
+    /// Keeps a refusal, for constructors that panic on it.
+    fn noting<T>(&self, outcome: Result<T>) -> candle::Result<T> {
+        if let Err(error) = &outcome {
+            self.refused.get_or_init(|| error.to_string());
+        }
+        Ok(outcome?)
+    }
 }
+
+/// Times that a tensor may be asked for, by name and dtype.
+pub(super) type Unclaimed = HashMap<(String, DType), usize>;
 
 /// Writes down requests and answers with placeholders.
 pub(super) struct Recorder {
@@ -60,6 +73,8 @@ pub(super) struct Weights {
     pub(super) store: Arc<Store>,
     /// Matrix number of each placeholder.
     pub(super) streamed: BTreeMap<String, usize>,
+    /// How often each tensor was planned for and not asked for yet.
+    pub(super) unclaimed: Arc<Mutex<Unclaimed>>,
     pub(super) requests: Arc<Requests>,
 }
 
@@ -107,6 +122,16 @@ fn check(source: &StockSource, shape: &Shape, name: &str, device: &Device) -> Re
     Ok(())
 }
 
+/// The sentence for a constructor that asks for something else the second time.
+pub(super) fn other_build(name: &str) -> Error {
+    Error::Stock {
+        reason: format!(
+            "the model was built twice and did not ask for {name} in the same dtype and as often both times: a plan \
+             made from the first build does not fit the second"
+        ),
+    }
+}
+
 fn no_tensor(name: &str) -> Error {
     Error::Stock {
         reason: format!("the weights have no tensor {name}"),
@@ -114,12 +139,16 @@ fn no_tensor(name: &str) -> Error {
 }
 
 impl Recorder {
-    fn answer(&self, request: Request) -> candle::Result<Tensor> {
-        let placeholder = Buffer::placeholder(request.dtype, request.shape.elem_count())?;
-        let tensor = placeholder.into_tensor(request.shape.clone())?;
-        if request.is_linear {
+    fn answer(&self, request: Request, device: &Device) -> Result<Tensor> {
+        check(&self.source, &request.shape, &request.name, device)?;
+        // Neither takes memory. A model may look at what is no linear matrix while it is built.
+        let tensor = if request.is_linear {
             expect_span(&request.name, None, &self.requests);
-        }
+            without_values(request.dtype, request.shape.clone())?
+        } else {
+            let zero = Tensor::zeros((), request.dtype, &Device::Cpu)?;
+            zero.broadcast_as(request.shape.clone())?
+        };
         let mut list = self
             .requests
             .list
@@ -139,22 +168,42 @@ impl SimpleBackend for Recorder {
         dtype: DType,
         device: &Device,
     ) -> candle::Result<Tensor> {
-        check(&self.source, &shape, name, device)?;
-        self.answer(Request {
+        let request = Request {
             name: name.to_owned(),
             is_linear: shape.rank() == 2 && matches!(init, Init::Kaiming { .. }),
             shape,
             dtype,
-        })
+        };
+        self.requests.noting(self.answer(request, device))
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle::Result<Tensor> {
-        let shape = self.source.shape(name).ok_or_else(|| no_tensor(name))?;
+        let shape = self.source.shape(name).ok_or_else(|| no_tensor(name));
+        let shape = self.requests.noting(shape)?;
         self.get(shape.into(), name, Init::Const(0.0), dtype, device)
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
         self.source.shape(name).is_some()
+    }
+}
+
+impl Weights {
+    fn answer(&self, shape: Shape, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        check(&self.source, &shape, name, device)?;
+        let unclaimed = self.unclaimed.lock();
+        let mut unclaimed = unclaimed.unwrap_or_else(PoisonError::into_inner);
+        match unclaimed.get_mut(&(name.to_owned(), dtype)) {
+            Some(times) if *times > 0 => *times -= 1,
+            _ => return Err(other_build(name)),
+        }
+        drop(unclaimed);
+        if let Some(&matrix) = self.streamed.get(name) {
+            expect_span(name, Some((self.store.clone(), matrix)), &self.requests);
+            return Ok(self.store.shared().placeholder(matrix));
+        }
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        load_one(&self.source, &mut ring, name, dtype)?.into_tensor(shape)
     }
 }
 
@@ -167,18 +216,13 @@ impl SimpleBackend for Weights {
         dtype: DType,
         device: &Device,
     ) -> candle::Result<Tensor> {
-        check(&self.source, &shape, name, device)?;
-        if let Some(&matrix) = self.streamed.get(name) {
-            expect_span(name, Some((self.store.clone(), matrix)), &self.requests);
-            return Ok(self.store.shared().placeholder(matrix));
-        }
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        let values = load_one(&self.source, &mut ring, name, dtype)?;
-        Ok(values.into_tensor(shape)?)
+        self.requests
+            .noting(self.answer(shape, name, dtype, device))
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle::Result<Tensor> {
-        let shape = self.source.shape(name).ok_or_else(|| no_tensor(name))?;
+        let shape = self.source.shape(name).ok_or_else(|| no_tensor(name));
+        let shape = self.requests.noting(shape)?;
         self.get(shape.into(), name, Init::Const(0.0), dtype, device)
     }
 

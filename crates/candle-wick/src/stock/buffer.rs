@@ -1,16 +1,24 @@
 //! The values of one matrix on their way in and out of a candle tensor.
 //!
-//! A tensor owns its values as a `Vec`. [`exchange`] puts another `Vec` of the same length in its place and takes
-//! out what was there, so values come and go without a copy while a model keeps its clone of the tensor. What a
-//! tensor holds while its values are elsewhere is as long, and all zeros that no page of memory stands behind.
+//! A tensor owns its values as a `Vec`. [`put`] moves a `Vec` into it and [`take`] moves it out again, so values come
+//! and go without a copy while a model keeps its clone of the tensor.
+//!
+//! Invariant: a tensor whose values are elsewhere has none, and its storage says so: it is of a dtype ([`AWAY`]) that
+//! candle has no kernels for. Candle matches the storages of all operands before it computes, so who uses such a tensor,
+//! at whatever time and by whatever operation, gets an error, never numbers. (An empty `Vec` of the right dtype would
+//! be read beyond its end.)
 
 use std::cell::RefCell;
 
-use candle::{CpuStorage, DType, InplaceOp1, Layout, Shape, Tensor};
+use candle::op::BackpropOp;
+use candle::{CpuStorage, DType, InplaceOp1, Layout, Shape, Storage, Tensor};
 use half::{bf16, f16};
 use wick_kernels::{widen, WeightDtype};
 
 use crate::error::{Error, Result};
+
+/// What the storage of a tensor without values says it holds.
+const AWAY: DType = DType::F4;
 
 /// Values in a dtype that a model can ask for.
 pub(super) enum Buffer {
@@ -37,14 +45,6 @@ impl Buffer {
         }
     }
 
-    /// Zeros without memory behind them: a tensor's values while they are on flash.
-    pub(super) fn placeholder(dtype: DType, len: usize) -> Result<Self> {
-        let mut buffer = Self::zeroed(dtype, len)?;
-        // An allocator that reuses memory has just written the zeros.
-        wick_io::release_to_zeros(buffer.bytes_mut());
-        Ok(buffer)
-    }
-
     pub(super) fn dtype(&self) -> DType {
         match self {
             Self::F32(_) => DType::F32,
@@ -61,21 +61,13 @@ impl Buffer {
         }
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        match self {
+    /// Frees the values, with the memory behind them: an allocator may keep the place, not its pages.
+    pub(super) fn free(mut self) {
+        wick_io::release_to_zeros(match &mut self {
             Self::F32(values) => bytemuck::cast_slice_mut(values),
             Self::F16(values) => bytemuck::cast_slice_mut(values),
             Self::Bf16(values) => bytemuck::cast_slice_mut(values),
-        }
-    }
-
-    /// Makes every use of these values visible.
-    pub(super) fn fill_nan(&mut self) {
-        match self {
-            Self::F32(values) => values.fill(f32::NAN),
-            Self::F16(values) => values.fill(f16::NAN),
-            Self::Bf16(values) => values.fill(bf16::NAN),
-        }
+        });
     }
 
     /// Stored weights `bytes` become the values from `start` on, every `step`-th one: rounded to nearest even, as
@@ -97,6 +89,23 @@ impl Buffer {
             Self::F32(values) => scatter(from, bytes, &mut values[start..], step, |value| value),
             Self::F16(values) => scatter(from, bytes, &mut values[start..], step, f16::from_f32),
             Self::Bf16(values) => scatter(from, bytes, &mut values[start..], step, bf16::from_f32),
+        }
+    }
+
+    fn into_storage(self) -> CpuStorage {
+        match self {
+            Self::F32(values) => CpuStorage::F32(values),
+            Self::F16(values) => CpuStorage::F16(values),
+            Self::Bf16(values) => CpuStorage::BF16(values),
+        }
+    }
+
+    fn from_storage(storage: CpuStorage) -> Option<Self> {
+        match storage {
+            CpuStorage::F32(values) => Some(Self::F32(values)),
+            CpuStorage::F16(values) => Some(Self::F16(values)),
+            CpuStorage::BF16(values) => Some(Self::Bf16(values)),
+            _ => None,
         }
     }
 
@@ -131,35 +140,127 @@ fn scatter<T>(
     }
 }
 
-/// Puts the values of `buffer` into `tensor` and takes out what was there.
-///
-/// # Errors
-/// The tensor has another dtype, number of values or device.
-pub(super) fn exchange(tensor: &Tensor, buffer: &mut Buffer) -> candle::Result<()> {
-    tensor.inplace_op1(&Exchange(RefCell::new(buffer)))
+/// A tensor of `dtype` and `shape` that has no values yet.
+pub(super) fn without_values(dtype: DType, shape: Shape) -> Result<Tensor> {
+    let empty = Storage::Cpu(Buffer::zeroed(dtype, 0)?.into_storage());
+    let tensor = Tensor::from_storage(empty, shape, BackpropOp::none(), false);
+    exchange(&tensor, CpuStorage::F4(Vec::new()))?; // before anybody else has it
+    Ok(tensor)
 }
 
-struct Exchange<'a>(RefCell<&'a mut Buffer>);
+/// Gives `tensor` its values.
+///
+/// # Errors
+/// They are of another dtype or number.
+pub(super) fn put(tensor: &Tensor, buffer: Buffer) -> candle::Result<()> {
+    if (buffer.dtype(), buffer.len()) != (tensor.dtype(), tensor.elem_count()) {
+        candle::bail!(
+            "{} values of {:?} for a tensor of {} of {:?}",
+            buffer.len(),
+            buffer.dtype(),
+            tensor.elem_count(),
+            tensor.dtype()
+        )
+    }
+    exchange(tensor, buffer.into_storage()).map(drop)
+}
 
-impl InplaceOp1 for Exchange<'_> {
+/// Takes the values out of `tensor`; `None` if it has none.
+pub(super) fn take(tensor: &Tensor) -> candle::Result<Option<Buffer>> {
+    let storage = exchange(tensor, CpuStorage::F4(Vec::new()))?;
+    Ok(Buffer::from_storage(storage))
+}
+
+/// Whether an error of candle's says that a tensor was used while its values were elsewhere.
+pub(super) fn is_away(error: &candle::Error) -> bool {
+    use candle::Error as E;
+    match error {
+        E::DTypeMismatchBinaryOp { lhs, rhs, .. } => *lhs == AWAY || *rhs == AWAY,
+        E::UnsupportedDTypeForOp(dtype, _) | E::UnexpectedDType { got: dtype, .. } => {
+            *dtype == AWAY
+        }
+        E::Context { inner, .. } | E::WithBacktrace { inner, .. } | E::WithPath { inner, .. } => {
+            is_away(inner)
+        }
+        _ => false,
+    }
+}
+
+fn exchange(tensor: &Tensor, storage: CpuStorage) -> candle::Result<CpuStorage> {
+    let exchange = Exchange(RefCell::new(storage));
+    tensor.inplace_op1(&exchange)?;
+    Ok(exchange.0.into_inner())
+}
+
+/// Candle holds the storage's lock for writing meanwhile, and for reading while a kernel reads.
+struct Exchange(RefCell<CpuStorage>);
+
+impl InplaceOp1 for Exchange {
     fn name(&self) -> &'static str {
         "exchange"
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> candle::Result<()> {
-        let mut buffer = self.0.borrow_mut();
-        match (&mut **buffer, storage) {
-            (Buffer::F32(new), CpuStorage::F32(old)) if new.len() == old.len() => {
-                std::mem::swap(new, old)
-            }
-            (Buffer::F16(new), CpuStorage::F16(old)) if new.len() == old.len() => {
-                std::mem::swap(new, old)
-            }
-            (Buffer::Bf16(new), CpuStorage::BF16(old)) if new.len() == old.len() => {
-                std::mem::swap(new, old)
-            }
-            _ => candle::bail!("a tensor's values can only be exchanged for as many of its dtype"),
-        }
+        std::mem::swap(&mut *self.0.borrow_mut(), storage);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle::Device;
+
+    /// Everything that a model could do with a weight, at the wrong time.
+    #[test]
+    fn a_tensor_without_values_is_an_error_in_every_operation_and_whole_again_after() {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let away = without_values(dtype, (4, 6).into()).unwrap();
+            assert_eq!((away.dtype(), away.dims()), (dtype, &[4, 6][..]));
+            let x = Tensor::ones((3, 6), dtype, &Device::Cpu).unwrap();
+            let row = Tensor::ones((4, 6), dtype, &Device::Cpu).unwrap();
+            let index = Tensor::new(&[0u32, 1], &Device::Cpu).unwrap();
+            let (other_dtype, transposed) = (DType::F64, away.t().unwrap());
+            let outcomes = [
+                x.matmul(&transposed),
+                x.unsqueeze(0).unwrap().broadcast_matmul(&transposed),
+                transposed.contiguous(),
+                away.force_contiguous(),
+                away.to_dtype(other_dtype),
+                away.index_select(&index, 0),
+                away.narrow(1, 1, 2).unwrap().contiguous(),
+                Tensor::cat(&[&row, &away], 0),
+                Tensor::cat(&[&away, &away], 0),
+                Tensor::stack(&[&away, &away], 0),
+                &away + &row,
+                &row * &away,
+                &away * 2.0,
+                away.sqr(),
+                away.sum_all(),
+                away.flatten_all().unwrap().reshape((6, 4)).unwrap() + 1.0,
+                away.copy().unwrap() + 1.0,
+                away.broadcast_as((2, 4, 6)).unwrap().contiguous(),
+                away.repeat((2, 1)),
+            ];
+            for (number, outcome) in outcomes.into_iter().enumerate() {
+                let error = outcome.err().unwrap_or_else(|| panic!("{number}"));
+                assert!(is_away(&error), "{number}: {error}");
+            }
+            assert!(away.flatten_all().unwrap().to_vec1::<f32>().is_err());
+
+            let mut ones = Buffer::zeroed(dtype, 24).unwrap();
+            ones.set(WeightDtype::F32, &1f32.to_le_bytes().repeat(24), 0, 1);
+            put(&away, ones).unwrap();
+            let sums = x.matmul(&transposed).unwrap();
+            let sums = sums.to_dtype(DType::F32).unwrap();
+            assert_eq!(sums.to_vec2::<f32>().unwrap(), [[6.0; 4]; 3]);
+            assert_eq!(take(&away).unwrap().map(|values| values.len()), Some(24));
+            assert!(take(&away).unwrap().is_none());
+            assert!(x.matmul(&transposed).is_err());
+        }
+        let away = without_values(DType::F32, (4, 6).into()).unwrap();
+        assert!(put(&away, Buffer::zeroed(DType::F32, 23).unwrap()).is_err());
+        assert!(put(&away, Buffer::zeroed(DType::F16, 24).unwrap()).is_err());
+        assert!(without_values(DType::U32, (4, 6).into()).is_err());
     }
 }

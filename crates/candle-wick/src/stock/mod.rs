@@ -13,9 +13,11 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The `VarBuilder` hands out placeholders of the linear matrices that do not fit. Candle wraps each linear layer
-//! in a tracing span; [`layer`] brings the values in when the span is entered and takes them out when it is left.
-//! The numbers are those of the model in memory, bit for bit: the same values meet the same kernels.
+//! The `VarBuilder` hands out tensors without values for the linear matrices that do not fit. Candle wraps each linear
+//! layer in a tracing span; [`layer`] brings the values in when the span is entered and takes them out when it is left.
+//! The numbers are those of the model in memory, bit for bit: the same values meet the same kernels. Used at any other
+//! time, by a model that computes with its weights while it is built or once the layer is gone, such a tensor is an
+//! error.
 //!
 //! [`load`] calls its closure twice: once to see what the model asks for, once to build it.
 //!
@@ -32,20 +34,25 @@ mod plan;
 mod pool;
 mod source;
 mod store;
+#[cfg(test)]
+mod tests;
+mod unit;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::path::Path;
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use candle::{DType, Device};
 use candle_nn::VarBuilder;
 
-use self::backend::{no_span, Recorder, Request, Requests, Weights};
-use self::buffer::Buffer;
+use self::backend::{no_span, other_build, Recorder, Request, Requests, Unclaimed, Weights};
+use self::buffer::{is_away, without_values};
 use self::layer::{announce, check_compiled_in};
 use self::plan::Besides;
 use self::source::{Extents, StockSource};
-use self::store::{Store, StreamedMatrix, Unit, LOADERS};
+use self::store::{Store, LOADERS};
+use self::unit::{StreamedMatrix, Unit};
 use crate::error::{Error, Result};
 use crate::folder::IoOptions;
 use crate::memory::Memory;
@@ -117,8 +124,7 @@ impl StockHandle {
     /// Runs a forward pass (or several).
     ///
     /// # Errors
-    /// Another one of this model is running, `forward` failed, or weights could not be read: then its result,
-    /// which has NaN in it, is dropped.
+    /// Another one of this model is running, `forward` failed, or weights could not be read.
     pub fn forward<T>(&self, forward: impl FnOnce() -> candle::Result<T>) -> candle::Result<T> {
         let _running = match self.running.try_lock() {
             Ok(running) => running,
@@ -129,10 +135,11 @@ impl StockHandle {
                 return Err(Error::Stock { reason }.into());
             }
         };
+        drop(self.store.shared().take_error()); // of a forward that did not come through here, or panicked
         let result = forward();
         match self.store.shared().take_error() {
             Some(error) => Err(error.into()),
-            None => result,
+            None => result.map_err(explained),
         }
     }
 
@@ -161,15 +168,7 @@ pub fn load<M>(
     check_compiled_in(tracing::level_filters::STATIC_MAX_LEVEL)?;
     let source = Arc::new(StockSource::open(path.as_ref(), options.io.clone())?);
     let dtype = options.dtype;
-    let requests = Arc::new(Requests::default());
-    let recorder = Recorder {
-        source: source.clone(),
-        requests: requests.clone(),
-    };
-    drop(built(&build, Box::new(recorder), &requests, dtype)?);
-    let list = requests.take();
-    check_spans(&list, &requests, |_| true)?;
-
+    let list = asked_for(&source, &build, dtype)?;
     let (units, names) = units_of(&source, &list)?;
     let rings = 1 + LOADERS as u64;
     let block_bytes = units.iter().flat_map(|unit| &unit.extents);
@@ -179,6 +178,7 @@ pub fn load<M>(
         process: wick_io::current_rss_bytes().unwrap_or(0) + LATER_PAGES_BYTES,
         tensors: other_bytes(&list, &names),
         rings: (rings - 1) * ring.bytes(),
+        scratch: widened_bytes(&list),
         reserve: options.reserve_bytes,
     };
     let plan = StockPlan::new(&units, &besides, options.memory)?;
@@ -199,15 +199,21 @@ pub fn load<M>(
     )?;
     let store = Arc::new(store);
     let requests = Arc::new(Requests::default());
+    let unclaimed = Arc::new(Mutex::new(counted(&list)));
     let weights = Weights {
         source,
         ring: Mutex::new(ring),
         store: store.clone(),
         streamed,
+        unclaimed: unclaimed.clone(),
         requests: requests.clone(),
     };
     let is_streamed: Vec<String> = weights.streamed.keys().cloned().collect();
     let model = built(&build, Box::new(weights), &requests, dtype)?;
+    let unclaimed = unclaimed.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(((name, _), _)) = unclaimed.iter().find(|(_, times)| **times > 0) {
+        return Err(other_build(name));
+    }
     check_spans(&list, &requests, |request| {
         is_streamed.binary_search(&request.name).is_ok()
     })?;
@@ -222,6 +228,35 @@ pub fn load<M>(
     ))
 }
 
+/// What a model asks for, seen by building it once.
+fn asked_for<M>(
+    source: &Arc<StockSource>,
+    build: &impl Fn(VarBuilder<'static>) -> candle::Result<M>,
+    dtype: DType,
+) -> Result<Vec<Request>> {
+    let requests = Arc::new(Requests::default());
+    let recorder = Recorder {
+        source: source.clone(),
+        requests: requests.clone(),
+    };
+    drop(built(build, Box::new(recorder), &requests, dtype)?);
+    let list = requests.take();
+    check_spans(&list, &requests, |_| true)?;
+    Ok(list)
+}
+
+/// Candle's error about a matrix on flash, with what it comes from.
+fn explained(error: candle::Error) -> candle::Error {
+    if !is_away(&error) {
+        return error;
+    }
+    let reason = format!(
+        "a linear matrix on flash was used outside its span: the model computes with it elsewhere than in its linear \
+         layer, or while it is built, or candle_wick::stock::layer() is not in its subscriber any more ({error})"
+    );
+    Error::Stock { reason }.into()
+}
+
 fn built<M>(
     build: &impl Fn(VarBuilder<'static>) -> candle::Result<M>,
     backend: Box<dyn candle_nn::var_builder::SimpleBackend>,
@@ -229,11 +264,33 @@ fn built<M>(
     dtype: DType,
 ) -> Result<M> {
     announce(None); // left by a build that panicked
-    let built = build(VarBuilder::from_backend(backend, dtype, Device::Cpu));
-    if let Some(left) = announce(None) {
+    let build = || build(VarBuilder::from_backend(backend, dtype, Device::Cpu));
+    let built = catch_unwind(AssertUnwindSafe(build));
+    let left = announce(None);
+    let model = match (built, requests.refused.get()) {
+        (Ok(built), _) => built.map_err(explained)?,
+        // Candle's Llama unwraps what the builder answers.
+        (Err(_), Some(reason)) => {
+            let reason = reason.clone();
+            return Err(Error::Stock { reason });
+        }
+        (Err(panic), None) => resume_unwind(panic),
+    };
+    if let Some(left) = left {
         requests.without_span.get_or_init(|| left.name);
     }
-    Ok(built?)
+    Ok(model)
+}
+
+/// How often each tensor was asked for.
+fn counted(list: &[Request]) -> Unclaimed {
+    let mut times = Unclaimed::new();
+    for request in list {
+        *times
+            .entry((request.name.clone(), request.dtype))
+            .or_default() += 1;
+    }
+    times
 }
 
 /// As many spans came as linear layers were asked for.
@@ -266,11 +323,15 @@ fn expert_of(name: &str) -> Option<&str> {
 fn units_of(source: &StockSource, list: &[Request]) -> Result<(Vec<Unit>, Vec<Vec<String>>)> {
     let mut groups: Vec<(String, bool, Vec<&Request>)> = Vec::new();
     let mut group_of: BTreeMap<String, usize> = BTreeMap::new();
-    let others = list.iter().filter(|request| !request.is_linear);
-    let others: std::collections::BTreeSet<&str> = others.map(|r| r.name.as_str()).collect();
+    let first: BTreeMap<&str, &Request> = list.iter().rev().map(|r| (r.name.as_str(), r)).collect();
+    // Not an embedding that is also the head, nor what is wanted in two dtypes.
+    let others = list
+        .iter()
+        .filter(|r| !r.is_linear || r.dtype != first[r.name.as_str()].dtype);
+    let others: BTreeSet<&str> = others.map(|r| r.name.as_str()).collect();
     for request in list.iter().filter(|request| request.is_linear) {
         if others.contains(request.name.as_str()) {
-            continue; // an embedding that is also the head
+            continue;
         }
         let expert = expert_of(&request.name);
         let key = expert.map_or_else(|| source.group(&request.name), str::to_owned);
@@ -306,7 +367,7 @@ fn units_of(source: &StockSource, list: &[Request]) -> Result<(Vec<Unit>, Vec<Ve
 
 /// Bytes of everything that is not in a unit, each time that it was asked for.
 fn other_bytes(list: &[Request], names: &[Vec<String>]) -> u64 {
-    let in_units: std::collections::BTreeSet<&String> = names.iter().flatten().collect();
+    let in_units: BTreeSet<&String> = names.iter().flatten().collect();
     let others = list
         .iter()
         .filter(|request| !in_units.contains(&request.name));
@@ -315,7 +376,16 @@ fn other_bytes(list: &[Request], names: &[Vec<String>]) -> u64 {
         .sum()
 }
 
-/// The units on flash, and their matrices with placeholders.
+/// Candle has no BF16 kernel: it multiplies by an F32 copy of the whole matrix.
+fn widened_bytes(list: &[Request]) -> u64 {
+    let wide = list
+        .iter()
+        .filter(|r| r.is_linear && r.dtype == DType::BF16);
+    let wide = wide.map(|r| (r.shape.elem_count() * DType::F32.size_in_bytes()) as u64);
+    wide.max().unwrap_or(0)
+}
+
+/// The units on flash, and their matrices.
 fn streamed(
     plan: &StockPlan,
     units: Vec<Unit>,
@@ -331,10 +401,9 @@ fn streamed(
         }
         for (member, name) in names.iter().enumerate() {
             let Request { shape, dtype, .. } = requests[name.as_str()];
-            let placeholder = Buffer::placeholder(*dtype, shape.elem_count())?;
             matrices.push(StreamedMatrix {
                 name: name.clone(),
-                tensor: placeholder.into_tensor(shape.clone())?,
+                tensor: without_values(*dtype, shape.clone())?,
                 unit: kept.len(),
                 member,
             });

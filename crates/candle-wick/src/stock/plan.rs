@@ -8,7 +8,7 @@
 
 use serde::Serialize;
 
-use super::store::Unit;
+use super::unit::Unit;
 use crate::budget::PlanLine;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
@@ -42,6 +42,8 @@ pub(super) struct Besides {
     pub(super) process: u64,
     pub(super) tensors: u64,
     pub(super) rings: u64,
+    /// What candle's kernels allocate beside a matrix that they use.
+    pub(super) scratch: u64,
     pub(super) reserve: u64,
 }
 
@@ -57,18 +59,27 @@ impl StockPlan {
     /// Plans for `units`; the error names the floor when the budget is below it.
     pub(super) fn new(units: &[Unit], besides: &Besides, memory: Option<Memory>) -> Result<Self> {
         let linear: u64 = units.iter().map(Unit::bytes).sum();
-        let fixed = besides.process + besides.tensors + besides.rings + besides.reserve;
-        let floor = fixed + largest(units, false) + largest(units, true);
-        let available = match memory {
-            None => Some(u64::MAX),
-            Some(Memory::Bytes(bytes)) => bytes.checked_sub(fixed),
+        let parts = [
+            besides.process,
+            besides.tensors,
+            besides.rings,
+            besides.scratch,
+            besides.reserve,
+        ];
+        let fixed = parts.into_iter().fold(0, u64::saturating_add);
+        let floor =
+            (fixed.saturating_add(largest(units, false))).saturating_add(largest(units, true));
+        let budget_bytes = match memory {
+            None => u64::MAX,
+            Some(Memory::Bytes(bytes)) => bytes,
             Some(Memory::Percent(percent)) => {
                 let weights = (linear + besides.tensors) as f64 * percent / 100.0;
-                (weights as u64).checked_sub(besides.tensors)
+                (fixed - besides.tensors).saturating_add(weights as u64)
             }
         };
+        let available = budget_bytes.checked_sub(fixed);
         let choice = available.and_then(|available| Choice::best(units, available));
-        let choice = choice.ok_or_else(|| below_floor(memory, floor, besides, units))?;
+        let choice = choice.ok_or_else(|| below_floor(budget_bytes, floor, besides, units))?;
         let lines = vec![
             line("process (code, tokenizer, threads)", besides.process),
             line("embeddings, norms and biases", besides.tensors),
@@ -76,12 +87,15 @@ impl StockPlan {
             line("linear matrices read when used", choice.dense_bytes),
             line("experts read when used", choice.expert_bytes),
             line("stream rings", besides.rings),
+            line("widened matrix (BF16)", besides.scratch),
             line("reserve for KV cache and activations", besides.reserve),
         ];
-        let total_bytes = lines.iter().map(|line| line.bytes).sum();
+        let total_bytes = lines
+            .iter()
+            .fold(0, |sum: u64, line| sum.saturating_add(line.bytes));
         Ok(Self {
             budget_bytes: match memory {
-                Some(Memory::Bytes(bytes)) => bytes,
+                Some(Memory::Bytes(_)) => budget_bytes,
                 _ => total_bytes,
             },
             total_bytes,
@@ -166,16 +180,13 @@ impl Choice {
     }
 }
 
-fn below_floor(memory: Option<Memory>, floor: u64, besides: &Besides, units: &[Unit]) -> Error {
+fn below_floor(budget_bytes: u64, floor: u64, besides: &Besides, units: &[Unit]) -> Error {
     use crate::memory::HumanBytes;
-    let budget_bytes = match memory {
-        Some(Memory::Bytes(bytes)) => bytes,
-        _ => 0,
-    };
     let parts = [
         ("process", besides.process),
         ("embeddings, norms and biases", besides.tensors),
         ("stream rings", besides.rings),
+        ("widened matrix (BF16)", besides.scratch),
         ("reserve", besides.reserve),
         ("largest linear matrix", largest(units, false)),
         ("largest expert", largest(units, true)),

@@ -39,34 +39,31 @@ impl Pool {
             return Ok(None);
         }
         let mut taken = Vec::with_capacity(sizes.len());
-        let mut missing = Vec::new();
+        let mut missing_bytes = 0;
         for (dtype, len) in sizes {
             let fits = |buffer: &Buffer| (buffer.dtype(), buffer.len()) == (*dtype, *len);
-            match self.free.iter().position(fits) {
-                Some(index) => taken.push(Some(self.free.swap_remove(index))),
-                None => {
-                    taken.push(None);
-                    missing.push(bytes_of(*dtype, *len));
-                }
-            }
+            let index = self.free.iter().position(fits);
+            missing_bytes += index.map_or(bytes_of(*dtype, *len), |_| 0);
+            taken.push(index.map(|index| self.free.swap_remove(index)));
         }
-        let missing_bytes: u64 = missing.iter().sum();
         while self.allocated_bytes + missing_bytes > self.limit_bytes {
             let Some(other) = self.free.pop() else { break };
             self.allocated_bytes -= bytes_of(other.dtype(), other.len());
+            other.free();
         }
-        let mut buffers = Vec::with_capacity(sizes.len());
-        for (slot, (dtype, len)) in taken.into_iter().zip(sizes) {
-            buffers.push(match slot {
-                Some(buffer) => buffer,
-                None => {
-                    let buffer = Buffer::zeroed(*dtype, *len)?;
-                    self.allocated_bytes += bytes_of(*dtype, *len);
-                    buffer
+        for (slot, (dtype, len)) in taken.iter_mut().zip(sizes) {
+            if slot.is_none() {
+                match Buffer::zeroed(*dtype, *len) {
+                    Ok(buffer) => *slot = Some(buffer),
+                    Err(error) => {
+                        self.free.extend(taken.into_iter().flatten());
+                        return Err(error);
+                    }
                 }
-            });
+                self.allocated_bytes += bytes_of(*dtype, *len);
+            }
         }
-        Ok(Some(buffers))
+        Ok(Some(taken.into_iter().flatten().collect()))
     }
 
     /// Keeps buffers for the next one who needs their sizes.
@@ -96,5 +93,15 @@ mod tests {
         assert_eq!(pool.allocated_bytes, 98);
         assert!(pool.take(&[(DType::F16, 20)]).unwrap().is_none());
         drop((small, again, other));
+    }
+
+    #[test]
+    fn memory_that_the_system_does_not_have_is_not_counted() {
+        let mut pool = Pool::new(u64::MAX / 2);
+        let too_much = [(DType::F32, 10), (DType::F32, 1 << 59)];
+        assert!(pool.take(&too_much).is_err());
+        assert_eq!((pool.allocated_bytes, pool.free.len()), (40, 1));
+        assert!(pool.take(&too_much[..1]).unwrap().is_some());
+        assert_eq!((pool.allocated_bytes, pool.free.len()), (40, 0));
     }
 }

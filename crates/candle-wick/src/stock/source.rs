@@ -18,7 +18,7 @@ use crate::folder::{FlashFolder, IoOptions, MANIFEST_FILE};
 use crate::neurons::kernel_dtype;
 use crate::stored::{StoredMatrix, StreamRing};
 
-/// Bytes of rows that are read as one block.
+/// Bytes of plain tensors that are read as one block.
 const BLOCK_BYTES: usize = 64 * 1024;
 
 /// The weights of one model.
@@ -99,15 +99,7 @@ impl StockSource {
     pub(super) fn block_bytes(&self) -> usize {
         match self {
             Self::Folder(folder) => folder.block_bytes_max(),
-            Self::Files { tensors, .. } => {
-                let rows = tensors.values().map(|(_, raw)| match raw.shape.as_slice() {
-                    [rows, _, ..] => raw.len_bytes as usize / (*rows).max(1),
-                    _ => raw.len_bytes as usize,
-                });
-                rows.map(|row_bytes| row_bytes.max(BLOCK_BYTES))
-                    .max()
-                    .unwrap_or(BLOCK_BYTES)
-            }
+            Self::Files { .. } => BLOCK_BYTES,
         }
     }
 
@@ -174,7 +166,7 @@ fn ffn_part<'a>(folder: &'a FlashFolder, name: &str) -> Option<(&'a FfnLayer, Pa
     })
 }
 
-/// A tensor of a safetensors file as rows.
+/// A tensor of a safetensors file as rows of one value.
 fn plain(file: &FlashFile, name: &str, raw: &RawTensor) -> Result<Extents> {
     let refuse = |reason: String| Error::Folder {
         path: file.path().to_owned(),
@@ -183,18 +175,15 @@ fn plain(file: &FlashFile, name: &str, raw: &RawTensor) -> Result<Extents> {
     let dtype = Dtype::try_from(raw.dtype.as_str())
         .map_err(|_| refuse(format!("tensor {name} is {}, not a weight", raw.dtype)))?;
     let dtype = kernel_dtype(dtype);
-    let rows = match raw.shape.as_slice() {
-        [rows, _, ..] => *rows,
-        _ => 1,
-    };
-    let row_bytes = (raw.len_bytes as usize).checked_div(rows).unwrap_or(0);
+    // Each value is a row, so that no shape makes a row too long to be buffered.
+    let value_bytes = dtype.size_bytes();
     let stored = StoredMatrix {
         name: name.to_owned(),
         file: file.clone(),
         offset_bytes: raw.offset_bytes,
-        rows,
-        row_bytes,
-        block_rows: BLOCK_BYTES.checked_div(row_bytes).unwrap_or(1).max(1),
+        rows: raw.len_bytes as usize / value_bytes,
+        row_bytes: value_bytes,
+        block_rows: BLOCK_BYTES / value_bytes,
         checksums: None,
     };
     Ok(Extents::Plain(stored.check(file.path())?, dtype))

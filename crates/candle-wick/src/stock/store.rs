@@ -10,20 +10,25 @@
 //!
 //! Invariants:
 //! - buffers of a pool never exceed its bytes;
-//! - a unit in use keeps its buffers; a matrix whose unit could not be read is NaN while in use, and the error
-//!   is kept for [`Store::take_error`].
+//! - a unit in use, or about to be, keeps its buffers;
+//! - a matrix that is not in use has no values, nor has one whose unit could not be read: the error is kept for
+//!   [`Shared::take_error`];
+//! - a span waits only for what will happen: reads that are on their way, or spans of other threads.
 //!
 //! Not here: what is in DRAM all the time (`plan`), spans (`layer`).
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use candle::Tensor;
 
-use super::buffer::{exchange, Buffer};
+use super::buffer::{put, take, Buffer};
 use super::pool::Pool;
 use super::source::{Extents, StockSource};
+use super::unit::{StreamedMatrix, Unit};
 use super::{ExpertPolicy, StockStats};
 use crate::error::{Error, Result};
 use crate::stored::StreamRing;
@@ -31,29 +36,9 @@ use crate::stored::StreamRing;
 /// Threads that load units: one converts while the other one's reads are in flight.
 pub(super) const LOADERS: usize = 2;
 
-/// A matrix that a model holds a placeholder of.
-pub(super) struct StreamedMatrix {
-    pub(super) name: String,
-    /// Shares its storage with the model's.
-    pub(super) tensor: Tensor,
-    pub(super) unit: usize,
-    /// Position among the matrices of its unit.
-    pub(super) member: usize,
-}
-
-/// Matrices that are read together.
-pub(super) struct Unit {
-    pub(super) extents: Vec<Extents>,
-    /// Dtype and number of values of each matrix.
-    pub(super) sizes: Vec<(candle::DType, usize)>,
-    pub(super) is_expert: bool,
-}
-
-impl Unit {
-    pub(super) fn bytes(&self) -> u64 {
-        let bytes = |(dtype, len): &(candle::DType, usize)| (dtype.size_in_bytes() * len) as u64;
-        self.sizes.iter().map(bytes).sum()
-    }
+thread_local! {
+    /// Spans of streamed matrices that this thread is in, of all models.
+    static INSIDE: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Where the values of a unit are.
@@ -66,14 +51,16 @@ enum Place {
 
 /// One matrix of a loaded unit.
 struct Member {
-    /// Its values; the tensor's zeros while it is in use.
-    buffer: Buffer,
+    /// Its values; `None` while they are in the tensor.
+    buffer: Option<Buffer>,
     users: usize,
     was_used: bool,
 }
 
 struct UnitState {
     place: Place,
+    /// Spans that wait for it: it is theirs before it is anybody's room.
+    awaited: usize,
     uses: u64,
     last_use: u64,
     /// The dense unit that came next so far; `None` before it is known and once it varied.
@@ -90,8 +77,8 @@ struct Inner {
     clock: u64,
     stats: StockStats,
     error: Option<Error>,
-    /// What the tensor of a matrix that could not be read held before it was filled with NaN.
-    poisoned: BTreeMap<usize, Buffer>,
+    /// Spans that were entered without values, by matrix.
+    unread: BTreeMap<usize, usize>,
     is_stopping: bool,
 }
 
@@ -123,6 +110,7 @@ impl Store {
     ) -> Result<Self> {
         let state = || UnitState {
             place: Place::Flash,
+            awaited: 0,
             uses: 0,
             last_use: 0,
             next: None,
@@ -140,7 +128,7 @@ impl Store {
                 clock: 0,
                 stats: StockStats::default(),
                 error: None,
-                poisoned: BTreeMap::new(),
+                unread: BTreeMap::new(),
                 is_stopping: false,
             }),
             source,
@@ -209,24 +197,53 @@ impl Shared {
         let matrix = &self.matrices[index];
         let mut inner = self.lock();
         inner.learn(&self.units, matrix.unit);
-        let mut counted = false;
+        inner.units[matrix.unit].awaited += 1;
+        let (mut inner, outcome) = self.wait_for(inner, matrix.unit);
+        inner.units[matrix.unit].awaited -= 1;
+        INSIDE.set(INSIDE.get() + 1);
+        let outcome = outcome.and_then(|was_missing| inner.begin_use(matrix, was_missing));
+        match outcome {
+            Ok(()) => inner.read_ahead(self, matrix.unit),
+            Err(reason) => {
+                *inner.unread.entry(index).or_insert(0) += 1;
+                let reason = format!("{}: {reason}", matrix.name);
+                inner.error.get_or_insert(Error::Stock { reason });
+            }
+        }
+        drop(inner);
+        self.changed.notify_all();
+    }
+
+    /// Returns when the unit is loaded, with whether it had to be asked for; or with why it cannot be.
+    fn wait_for<'a>(
+        &'a self,
+        mut inner: MutexGuard<'a, Inner>,
+        unit: usize,
+    ) -> (MutexGuard<'a, Inner>, std::result::Result<bool, String>) {
+        let mut has_asked = false;
         loop {
-            match &inner.units[matrix.unit].place {
-                Place::Loaded(_) => break,
+            match &inner.units[unit].place {
+                Place::Loaded(_) => return (inner, Ok(has_asked)),
                 Place::Loading => {}
+                Place::Failed(reason) => {
+                    let reason = reason.clone();
+                    inner.units[unit].place = Place::Flash;
+                    if has_asked {
+                        return (inner, Err(reason));
+                    }
+                    continue; // it was read ahead, and may be well by now
+                }
                 Place::Flash => {
-                    let is_queued = inner.queue_demand(self, matrix.unit);
-                    counted |= is_queued;
-                    if is_queued {
+                    if inner.queue_demand(self, unit) {
+                        has_asked = true;
                         self.changed.notify_all();
                         continue;
                     }
-                }
-                Place::Failed(reason) => {
-                    let reason = reason.clone();
-                    inner.units[matrix.unit].place = Place::Flash;
-                    inner.poison(index, matrix, &reason);
-                    return;
+                    if INSIDE.get() > 0 && !inner.is_loading(self, unit) {
+                        // What this thread is in the middle of cannot end before this returns.
+                        let reason = "there is no room for it beside the linear layers around it";
+                        return (inner, Err(reason.to_owned()));
+                    }
                 }
             }
             inner = self
@@ -234,51 +251,24 @@ impl Shared {
                 .wait(inner)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        inner.count_use(matrix, counted);
-        let Place::Loaded(members) = &mut inner.units[matrix.unit].place else {
-            return;
-        };
-        let member = &mut members[matrix.member];
-        member.users += 1;
-        let outcome = match member.users {
-            1 => exchange(&matrix.tensor, &mut member.buffer),
-            _ => Ok(()),
-        };
-        if let Err(error) = outcome {
-            inner.error.get_or_insert(error.into());
-        }
-        inner.read_ahead(self, matrix.unit);
-        drop(inner);
-        self.changed.notify_all();
     }
 
     /// Takes the values of a matrix out of its tensor again.
     pub(super) fn exit(&self, index: usize) {
         let matrix = &self.matrices[index];
+        INSIDE.set(INSIDE.get().saturating_sub(1));
         let mut inner = self.lock();
-        if let Some(mut zeros) = inner.poisoned.remove(&index) {
-            // Can fail no more than the exchange that put the NaN there.
-            let _ = exchange(&matrix.tensor, &mut zeros);
+        if let Some(unread) = inner.unread.get_mut(&index) {
+            *unread -= 1;
+            if *unread == 0 {
+                inner.unread.remove(&index);
+            }
             return;
         }
-        let Place::Loaded(members) = &mut inner.units[matrix.unit].place else {
-            return;
-        };
-        let member = &mut members[matrix.member];
-        member.users = member.users.saturating_sub(1);
-        let mut outcome = Ok(());
-        if member.users == 0 {
-            member.was_used = true;
-            outcome = exchange(&matrix.tensor, &mut member.buffer);
-        }
-        let is_done = members.iter().all(|m| m.was_used && m.users == 0);
-        if is_done && !self.units[matrix.unit].is_expert {
-            inner.give_back(&self.units, matrix.unit);
-            inner.read_ahead(self, matrix.unit);
-        }
-        if let Err(error) = outcome {
+        if let Err(error) = inner.end_use(&self.units, matrix) {
             inner.error.get_or_insert(error.into());
         }
+        inner.read_ahead(self, matrix.unit);
         drop(inner);
         self.changed.notify_all();
     }
@@ -300,7 +290,12 @@ impl Shared {
                     .unwrap_or_else(PoisonError::into_inner);
             };
             drop(inner);
-            let outcome = self.load_unit(unit, &mut buffers, &mut ring);
+            let load = || self.load_unit(unit, &mut buffers, &mut ring);
+            // Somebody waits for the outcome, whatever it is.
+            let outcome = catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|_| {
+                let reason = "the thread that reads weights panicked".to_owned();
+                Err(Error::Stock { reason })
+            });
             let mut inner = self.lock();
             inner.stats.loads += 1;
             inner.units[unit].place = match outcome {
@@ -331,7 +326,7 @@ impl Shared {
 impl Member {
     fn fresh(buffer: Buffer) -> Self {
         Self {
-            buffer,
+            buffer: Some(buffer),
             users: 0,
             was_used: false,
         }
@@ -359,15 +354,56 @@ impl Inner {
         }
     }
 
-    fn count_use(&mut self, matrix: &StreamedMatrix, was_missing: bool) {
+    /// Hands the values of a loaded matrix to its tensor, for one more span.
+    fn begin_use(
+        &mut self,
+        matrix: &StreamedMatrix,
+        was_missing: bool,
+    ) -> std::result::Result<(), String> {
         self.clock += 1;
         let state = &mut self.units[matrix.unit];
         state.last_use = self.clock;
-        if matrix.member == 0 {
+        let Place::Loaded(members) = &mut state.place else {
+            return Err("its values went away".to_owned());
+        };
+        let member = &mut members[matrix.member];
+        if let Some(values) = member.buffer.take() {
+            put(&matrix.tensor, values).map_err(|error| error.to_string())?;
+        }
+        member.users += 1;
+        if matrix.member == 0 && member.users == 1 {
             state.uses += 1;
             self.stats.uses += 1;
             self.stats.misses += u64::from(was_missing);
         }
+        Ok(())
+    }
+
+    /// Takes them back after the last span; a dense unit whose matrices were all used makes room.
+    fn end_use(&mut self, units: &[Unit], matrix: &StreamedMatrix) -> candle::Result<()> {
+        let Place::Loaded(members) = &mut self.units[matrix.unit].place else {
+            return Ok(());
+        };
+        let member = &mut members[matrix.member];
+        member.users = member.users.saturating_sub(1);
+        if member.users == 0 {
+            member.was_used = true;
+            member.buffer = take(&matrix.tensor)?;
+        }
+        let is_done = members.iter().all(|m| m.was_used && m.users == 0);
+        if is_done && !units[matrix.unit].is_expert {
+            self.give_back(units, matrix.unit);
+        }
+        Ok(())
+    }
+
+    /// Whether a unit of the same pool is on its way.
+    fn is_loading(&self, shared: &Shared, like: usize) -> bool {
+        let is_expert = shared.units[like].is_expert;
+        let mut states = self.units.iter().zip(&shared.units);
+        states.any(|(state, unit)| {
+            unit.is_expert == is_expert && matches!(state.place, Place::Loading)
+        })
     }
 
     /// Queues a unit that is wanted now, making room if need be; whether there was room.
@@ -398,6 +434,7 @@ impl Inner {
         let is_expert = shared.units[for_unit].is_expert;
         let idle = (0..self.units.len()).filter(|&unit| {
             shared.units[unit].is_expert == is_expert
+                && self.units[unit].awaited == 0
                 && matches!(&self.units[unit].place, Place::Loaded(members)
                     if members.iter().all(|member| member.users == 0))
         });
@@ -415,20 +452,23 @@ impl Inner {
     fn give_back(&mut self, units: &[Unit], unit: usize) {
         let place = std::mem::replace(&mut self.units[unit].place, Place::Flash);
         if let Place::Loaded(members) = place {
-            let buffers = members.into_iter().map(|member| member.buffer).collect();
+            let buffers = members.into_iter().filter_map(|member| member.buffer);
+            let buffers = buffers.collect();
             self.pool(&units[unit]).give_back(buffers);
         }
     }
 
     /// Queues the dense units that always followed, as far as there is room.
     fn read_ahead(&mut self, shared: &Shared, from: usize) {
-        let mut at = match shared.units[from].is_expert {
+        let start = match shared.units[from].is_expert {
             true => self.last_dense,
             false => Some(from),
         };
+        let mut at = start;
         while let Some(next) = at.and_then(|unit| self.units[unit].next) {
-            if next == from {
-                return; // once around
+            // What always followed is the way that was taken since the last time here, so it ends or comes back.
+            if Some(next) == start {
+                return;
             }
             if matches!(self.units[next].place, Place::Flash) {
                 match self.dense.take(&shared.units[next].sizes) {
@@ -440,20 +480,6 @@ impl Inner {
                 }
             }
             at = Some(next);
-        }
-    }
-
-    /// Fills a matrix that could not be read with NaN, so that no use of it goes unseen.
-    fn poison(&mut self, index: usize, matrix: &StreamedMatrix, reason: &str) {
-        let reason = format!("{}: {reason}", matrix.name);
-        self.error.get_or_insert(Error::Stock { reason });
-        let tensor = &matrix.tensor;
-        let Ok(mut values) = Buffer::zeroed(tensor.dtype(), tensor.elem_count()) else {
-            return; // zeros in the tensor, and the error is kept
-        };
-        values.fill_nan();
-        if exchange(tensor, &mut values).is_ok() {
-            self.poisoned.insert(index, values);
         }
     }
 }
