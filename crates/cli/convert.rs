@@ -1,7 +1,7 @@
 //! `wick convert`: a checkpoint in, a folder out. One that is not here is downloaded first.
 
 use std::panic;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
 
@@ -9,6 +9,7 @@ use anyhow::{bail, ensure, Result};
 use candle_wick::{HumanBytes, Memory};
 use candle_wick_convert::hub::{self, DownloadProgress, HubModel};
 use candle_wick_convert::{convert, ConvertOptions, ConvertProgress, ConvertReport};
+use candle_wick_models::WickTokenizer;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -162,10 +163,19 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode> {
     bar.finish_and_clear();
     let mut report = report?;
     report.notes.splice(0..0, notes);
+    report.notes.extend(tokenizer_note(&args.out));
     if !args.quiet {
         output::print(&summary(args, &report))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A tokenizer.json is copied as it is: whether it can be read is told now, not at the first prompt.
+fn tokenizer_note(folder: &Path) -> Option<String> {
+    let error = WickTokenizer::load(folder).err()?;
+    Some(format!(
+        "{error} (until the file is repaired, the model takes no text, and token ids (--ids) once it is removed)"
+    ))
 }
 
 /// Bytes done and left on stderr, where that is a terminal.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use safetensors::tensor::{serialize_to_file, Dtype, TensorView};
 use safetensors::SafeTensors;
 
-use super::{copy_folder, edit_json, fixture, refused, snapshot, text, wick};
+use super::{byte_tokenizer, copy_folder, edit_json, fixture, refused, snapshot, text, wick};
 
 /// A copy of a fixture, and where its conversion would go.
 pub(super) struct Place {
@@ -212,4 +212,22 @@ fn a_finished_folder_is_not_written_over() {
         manifest["format_version"] = 2.into()
     });
     refused(&convert, &["wick.json", "version 2"]);
+}
+
+/// It is copied as it is, and the model is worth something without it.
+#[test]
+fn tokenizers_that_cannot_be_read_are_told_at_once() {
+    for (json, is_good) in [
+        ("", false),
+        ("{}", false),
+        (byte_tokenizer().as_str(), true),
+    ] {
+        let place = Place::of("opt-pre-ln");
+        fs::write(place.source.join("tokenizer.json"), json).unwrap();
+        let said = wick(&["convert", text(&place.source), text(&place.out)], b"");
+        said.is_success("convert");
+        assert_eq!(said.stdout.contains("tokenizer.json"), !is_good, "{json}");
+        let copied = fs::read_to_string(place.out.join("tokenizer.json")).unwrap();
+        assert_eq!(copied, json);
+    }
 }

@@ -25,12 +25,17 @@ pub enum Activation {
     Silu,
     /// `gelu` (also `gelu_python`): `x * Phi(x)` with the exact error function.
     Gelu,
-    /// `gelu_new` (also `gelu_pytorch_tanh`, `gelu_fast`, `gelu_accurate`): the tanh approximation of `gelu`.
+    /// `gelu_10`: `gelu`, at most 10.
+    Gelu10,
+    /// `gelu_new` (also `gelu_pytorch_tanh`, `gelu_python_tanh`, `gelu_fast`, `gelu_accurate`): the tanh
+    /// approximation of `gelu`.
     GeluNew,
     /// `quick_gelu`: `x * sigmoid(1.702 x)`.
     QuickGelu,
     /// `mish`: `x * tanh(ln(1 + e^x))`.
     Mish,
+    /// `laplace`: the distribution function of a normal variable that has about the shape of `relu2` (MEGA).
+    Laplace,
     /// `sigmoid`.
     Sigmoid,
     /// `tanh`.
@@ -40,7 +45,7 @@ pub enum Activation {
 }
 
 /// Every activation under the names that configs use; the first name of each is its own.
-const NAMES: [(&str, Activation); 18] = [
+const NAMES: [(&str, Activation); 21] = [
     ("relu", Activation::Relu),
     ("relu2", Activation::Relu2),
     ("relu6", Activation::Relu6),
@@ -50,16 +55,23 @@ const NAMES: [(&str, Activation); 18] = [
     ("swish", Activation::Silu),
     ("gelu", Activation::Gelu),
     ("gelu_python", Activation::Gelu),
+    ("gelu_10", Activation::Gelu10),
     ("gelu_new", Activation::GeluNew),
     ("gelu_pytorch_tanh", Activation::GeluNew),
+    ("gelu_python_tanh", Activation::GeluNew),
     ("gelu_fast", Activation::GeluNew),
     ("gelu_accurate", Activation::GeluNew),
     ("quick_gelu", Activation::QuickGelu),
     ("mish", Activation::Mish),
+    ("laplace", Activation::Laplace),
     ("sigmoid", Activation::Sigmoid),
     ("tanh", Activation::Tanh),
     ("linear", Activation::Linear),
 ];
+
+/// `laplace` is `relu2` in value and slope at `sqrt(1/2)`: mean and deviation, with transformers' digits.
+const LAPLACE_MEAN: f32 = 0.707_107;
+const LAPLACE_DEVIATION: f32 = 0.282_095;
 
 impl Activation {
     /// The function's value at `x`.
@@ -78,9 +90,10 @@ impl Activation {
             Self::LeakyRelu if x < 0.0 => 0.01 * x,
             Self::LeakyRelu => x,
             Self::Silu => x / (1.0 + (-x).exp()),
-            Self::Gelu => {
-                0.5 * x * (1.0 + candle::cpu::erf::erf_f32(x * std::f32::consts::FRAC_1_SQRT_2))
-            }
+            Self::Gelu => x * normal(x),
+            // Not `min`, which would turn a NaN into 10.
+            Self::Gelu10 if x >= 10.0 => 10.0,
+            Self::Gelu10 => x * normal(x),
             Self::GeluNew => {
                 let slope = (2.0 / std::f32::consts::PI).sqrt();
                 0.5 * x * (1.0 + (slope * x * (1.0 + 0.044715 * x * x)).tanh())
@@ -89,6 +102,7 @@ impl Activation {
             // Above 20 the logarithm is x to f32's precision, where e^x could overflow.
             Self::Mish if x > 20.0 => x,
             Self::Mish => x * x.exp().ln_1p().tanh(),
+            Self::Laplace => normal((x - LAPLACE_MEAN) / LAPLACE_DEVIATION),
             Self::Sigmoid => 1.0 / (1.0 + (-x).exp()),
             Self::Tanh => x.tanh(),
         }
@@ -138,6 +152,11 @@ impl Activation {
     }
 }
 
+/// Distribution function of the standard normal variable.
+fn normal(x: f32) -> f32 {
+    0.5 * (1.0 + candle::cpu::erf::erf_f32(x * std::f32::consts::FRAC_1_SQRT_2))
+}
+
 fn positive(x: f32) -> f32 {
     if x <= 0.0 {
         0.0
@@ -157,8 +176,8 @@ impl FromStr for Activation {
             .ok_or_else(|| Error::UnknownName {
                 what: "activation",
                 name: name.to_owned(),
-                known: "relu, relu2, relu6, fatrelu, leaky_relu, silu, gelu, gelu_new, quick_gelu, mish, sigmoid, \
-                        tanh, linear",
+                known: "relu, relu2, relu6, fatrelu, leaky_relu, silu, gelu, gelu_10, gelu_new, quick_gelu, mish, \
+                        laplace, sigmoid, tanh, linear",
             })
     }
 }
@@ -175,6 +194,7 @@ mod tests {
             (Activation::Relu2, 2.25, 0.0),
             (Activation::Silu, 1.226_361_7, -0.232_268_56),
             (Activation::Gelu, 1.399_789_2, -0.169_374_56),
+            (Activation::Gelu10, 1.399_789_2, -0.169_374_56),
             (Activation::GeluNew, 1.399_571_5, -0.169_429_87),
             (Activation::Relu6, 1.5, 0.0),
             (Activation::FatRelu(0.5), 1.5, 0.0),
@@ -182,6 +202,7 @@ mod tests {
             (Activation::LeakyRelu, 1.5, -0.007),
             (Activation::QuickGelu, 1.391_662_2, -0.163_106_05),
             (Activation::Mish, 1.403_378_3, -0.267_870_23),
+            (Activation::Laplace, 0.997529, 0.0),
             (Activation::Sigmoid, 0.817_574_5, 0.331_812_23),
             (Activation::Tanh, 0.905_148_27, -0.604_367_8),
             (Activation::Linear, 1.5, -0.7),
@@ -190,6 +211,18 @@ mod tests {
             let (a, b) = (activation.apply(1.5), activation.apply(-0.7));
             assert!((a - at_positive).abs() < 1e-6, "{activation:?} {a}");
             assert!((b - at_negative).abs() < 1e-6, "{activation:?} {b}");
+        }
+    }
+
+    #[test]
+    fn gelu_10_is_cut_and_laplace_rises_by_half_at_its_mean() {
+        for (x, y) in [(9.5, 9.5), (10.0, 10.0), (1e30, 10.0), (-1e30, 0.0)] {
+            assert_eq!(Activation::Gelu10.apply(x), y);
+        }
+        assert_eq!(Activation::Laplace.apply(LAPLACE_MEAN), 0.5);
+        assert!((Activation::Laplace.apply(0.5) - 0.2314211).abs() < 1e-6);
+        for activation in [Activation::Gelu10, Activation::Laplace] {
+            assert!(activation.apply(f32::NAN).is_nan());
         }
     }
 

@@ -81,7 +81,7 @@ pub(super) fn values(
             "hidden_act": "relu2",
             "intermediate_size": metadata.size("feed_forward_length")?,
             "layer_norm_eps": metadata.float("attention.layer_norm_epsilon")?,
-            "partial_rotary_factor": partial_rotary(metadata, model)?,
+            "partial_rotary_factor": persimmon_rotary(metadata, model)?,
             "qk_layernorm": metadata.has("blk.0.attn_q_norm.weight"),
         }),
     };
@@ -201,4 +201,10 @@ fn partial_rotary(metadata: &Described<'_>, model: &Model) -> Result<f64, Conver
     } else {
         part
     })
+}
+
+/// As [`partial_rotary`]; but files of 2023 say the whole head, of which llama.cpp then turned half.
+fn persimmon_rotary(metadata: &Described<'_>, model: &Model) -> Result<f64, ConvertError> {
+    let part = partial_rotary(metadata, model)?;
+    Ok(if part == 1.0 { 0.5 } else { part })
 }

@@ -9,12 +9,11 @@
 mod elements;
 mod safetensors;
 mod shards;
+mod small_file;
 mod tensor;
 mod weight_file;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use wick_checkpoint::Metadata;
@@ -24,6 +23,9 @@ use self::weight_file::WeightFile;
 use crate::ConvertError;
 
 pub(crate) use self::shards::Shards;
+#[cfg(test)]
+pub(crate) use self::small_file::SMALL_FILE_BYTES_MAX;
+pub(crate) use self::small_file::{read_small, read_text, refuse_lfs_pointer};
 pub(crate) use self::tensor::{RowOrder, SourceTensor};
 
 /// What training frameworks put before the names of a model that they wrap.
@@ -223,29 +225,8 @@ fn current_name(stored: &str, rename: fn(&str) -> String) -> String {
     rename(name)
 }
 
-/// Refuses the text that git leaves where a large file was not fetched.
-pub(crate) fn refuse_lfs_pointer(path: &Path) -> Result<(), ConvertError> {
-    let mut start = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(64).read_to_end(&mut start))
-        .map_err(ConvertError::io(path, "read"))?;
-    if start.starts_with(b"version https://git-lfs") {
-        let problem =
-            "is a git-lfs pointer, not the file itself: run `git lfs pull` in its folder, \
-                       or download the file";
-        return Err(ConvertError::checkpoint(path, problem));
-    }
-    Ok(())
-}
-
 /// The last part of a path.
 pub(crate) fn file_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default();
     name.to_string_lossy().into_owned()
-}
-
-/// A text file of the source.
-pub(crate) fn read_text(path: &Path) -> Result<String, ConvertError> {
-    refuse_lfs_pointer(path)?;
-    fs::read_to_string(path).map_err(ConvertError::io(path, "read"))
 }

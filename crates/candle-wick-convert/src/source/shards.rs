@@ -13,12 +13,13 @@
 //! every `.json`. What is not taken is named in a note.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use wick_format::{is_plain_file_name, FormatError};
 
+use super::small_file::open_regular;
 use super::weight_file::Kind;
 use super::{file_name, read_text};
 use crate::error::listed;
@@ -105,12 +106,12 @@ impl Shards {
     }
 
     fn of_folder(folder: &Path) -> Result<Self, ConvertError> {
-        let present = file_names(folder)?;
+        let present = weight_names(folder)?;
         let mut without_files = None;
         for (kind, single_file) in HUGGING_FACE {
             let index_path = folder.join(format!("{single_file}.index.json"));
             let mut weight_map = BTreeMap::new();
-            let listed = if folder.join(single_file).exists() {
+            let listed = if present.iter().any(|name| name == single_file) {
                 BTreeSet::from([single_file.to_string()])
             } else if index_path.exists() {
                 weight_map = read_index(&index_path, kind)?;
@@ -137,8 +138,9 @@ impl Shards {
 
     fn of_file(path: &Path) -> Result<Self, ConvertError> {
         let mut magic = Vec::new();
-        File::open(path)
-            .and_then(|file| file.take(4).read_to_end(&mut magic))
+        open_regular(path)?
+            .take(4)
+            .read_to_end(&mut magic)
             .map_err(ConvertError::io(path, "read"))?;
         let name = file_name(path);
         if magic != b"GGUF" && !name.ends_with(Kind::Gguf.ending()) {
@@ -164,6 +166,11 @@ impl Shards {
         present: &[String],
     ) -> Result<Self, ConvertError> {
         let expected = with_holes_filled(listed, kind);
+        for path in expected.iter().map(|name| folder.join(name)) {
+            if path.exists() {
+                open_regular(&path)?;
+            }
+        }
         let is_missing = |name: &&String| !folder.join(name).is_file();
         let missing: Vec<String> = expected.iter().filter(is_missing).cloned().collect();
         if !missing.is_empty() {
@@ -174,7 +181,7 @@ impl Shards {
                 missing,
             });
         }
-        let left_out = |name: &&String| is_weights(name) && !expected.contains(*name);
+        let left_out = |name: &&String| !expected.contains(*name);
         Ok(Self {
             source: source.to_path_buf(),
             folder: folder.to_path_buf(),
@@ -252,15 +259,15 @@ fn one_gguf(folder: &Path, present: &[String]) -> Result<BTreeSet<String>, Conve
     Ok(files)
 }
 
-/// The names of the folder's files, in order.
-fn file_names(folder: &Path) -> Result<Vec<String>, ConvertError> {
+/// The names of weights in the folder, in order; among them links to nothing, and what is no file.
+fn weight_names(folder: &Path) -> Result<Vec<String>, ConvertError> {
     let entries: Vec<fs::DirEntry> = fs::read_dir(folder)
         .and_then(Iterator::collect)
         .map_err(ConvertError::io(folder, "list"))?;
     let mut names: Vec<String> = entries
         .iter()
-        .filter(|entry| entry.path().is_file())
         .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| is_weights(name))
         .collect();
     names.sort();
     Ok(names)
@@ -299,12 +306,10 @@ fn is_weights(name: &str) -> bool {
 
 /// The error for a folder without weights that can be read, naming those that cannot.
 fn no_weights(folder: &Path, present: &[String]) -> ConvertError {
-    let others = present.iter().filter(|name| is_weights(name));
-    let others: Vec<String> = others.cloned().collect();
-    let found = if others.is_empty() {
+    let found = if present.is_empty() {
         String::new()
     } else {
-        format!(" ({} are something else)", listed(&others))
+        format!(" ({} are something else)", listed(present))
     };
     let problem = format!(
         "has no weights{found}: expected model.safetensors or pytorch_model.bin, whole, with an index or in numbered \

@@ -7,7 +7,8 @@ use std::path::Path;
 use super::document::{Document, Model, Vocab};
 use super::settings::Settings;
 use super::split::{byte_decoder, Split};
-use super::{read_bounded, read_bounded_text, Assembled};
+use super::Assembled;
+use crate::source::{read_small, read_text};
 use crate::ConvertError;
 
 pub(super) const VOCAB_FILE: &str = "vocab.json";
@@ -34,7 +35,7 @@ pub(super) fn assemble(folder: &Path, settings: &Settings) -> Result<Assembled, 
     let path = folder.join(VOCAB_FILE);
     let mut vocab = read_vocab(&path)?;
     let merges_path = folder.join(MERGES_FILE);
-    let merges = read_merges(&merges_path, &read_bounded_text(&merges_path)?)?;
+    let merges = read_merges(&merges_path, &read_text(&merges_path)?)?;
     let name = match split_name(settings, &vocab) {
         Ok(name) => name,
         Err(reason) => {
@@ -96,8 +97,9 @@ fn split_name(settings: &Settings, vocab: &Vocab) -> Result<&'static str, String
 
 fn read_vocab(path: &Path) -> Result<Vocab, ConvertError> {
     let broken = |problem: String| ConvertError::checkpoint(path, problem);
-    let ids: std::collections::BTreeMap<String, u32> = serde_json::from_slice(&read_bounded(path)?)
-        .map_err(|error| broken(format!("is no list of tokens with their ids: {error}")))?;
+    let ids: std::collections::BTreeMap<String, u32> =
+        serde_json::from_slice(&read_small(path)?)
+            .map_err(|error| broken(format!("is no list of tokens with their ids: {error}")))?;
     let mut vocab = Vocab::new();
     for (token, id) in ids {
         if let Some(other) = vocab.insert(id, token) {

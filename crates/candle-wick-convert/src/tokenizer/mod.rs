@@ -19,20 +19,14 @@ mod tests;
 #[cfg(test)]
 mod vectors;
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
-use crate::source::refuse_lfs_pointer;
 use crate::ConvertError;
 use settings::Settings;
 
 pub(crate) use gguf::GgufVocab;
 
 pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
-
-/// Larger files are no vocabularies: those of 256 thousand tokens have 10 MB.
-const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// A tokenizer for a folder, or why there is none.
 #[derive(Default)]
@@ -93,25 +87,4 @@ pub(crate) fn assemble_gguf(name: &str, vocab: Result<GgufVocab, String>) -> Ass
         Ok(json) => json.into(),
         Err(reason) => Assembled::none(&format!("{name} {reason}")),
     }
-}
-
-/// A file that must not be larger than a vocabulary can be.
-fn read_bounded(path: &Path) -> Result<Vec<u8>, ConvertError> {
-    refuse_lfs_pointer(path)?;
-    let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes))
-        .map_err(ConvertError::io(path, "read"))?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        let problem = format!("is larger than {FILE_BYTES_MAX} bytes, too large for a tokenizer");
-        return Err(ConvertError::checkpoint(path, problem));
-    }
-    Ok(bytes)
-}
-
-fn read_bounded_text(path: &Path) -> Result<String, ConvertError> {
-    String::from_utf8(read_bounded(path)?).map_err(|error| {
-        let at = error.utf8_error().valid_up_to();
-        ConvertError::checkpoint(path, format!("is no UTF-8 text from byte {at}"))
-    })
 }

@@ -10,7 +10,8 @@ use prost::Message;
 
 use super::pieces::{Algorithm, Kind, Piece, Pieces, Prefix};
 use super::settings::Settings;
-use super::{read_bounded, Assembled};
+use super::Assembled;
+use crate::source::read_small;
 use crate::ConvertError;
 
 pub(super) const MODEL_FILE: &str = "tokenizer.model";
@@ -93,7 +94,7 @@ pub(super) fn assemble(folder: &Path, settings: &Settings) -> Result<Assembled, 
     }
     let path = folder.join(MODEL_FILE);
     let broken = |problem: String| ConvertError::checkpoint(&path, problem);
-    let model = decode(&read_bounded(&path)?).map_err(broken)?;
+    let model = decode(&read_small(&path)?).map_err(broken)?;
     let prefix = match (
         settings.add_prefix_space.unwrap_or(model.add_prefix_space),
         settings.legacy,

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::document::{AddedToken, Template, Vocab};
-use super::read_bounded;
+use crate::source::read_small;
 use crate::ConvertError;
 
 const CONFIG: &str = "tokenizer_config.json";
@@ -43,7 +43,7 @@ impl JsonFile {
             let values = Map::new();
             return Ok(Self { path, values });
         }
-        let values = serde_json::from_slice(&read_bounded(&path)?).map_err(|error| {
+        let values = serde_json::from_slice(&read_small(&path)?).map_err(|error| {
             ConvertError::checkpoint(&path, format!("is no JSON object: {error}"))
         })?;
         Ok(Self { path, values })

@@ -11,6 +11,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::Tokenizer;
 
 use super::*;
+use crate::source::SMALL_FILE_BYTES_MAX;
 
 /// The tokens before the bytes, as OPT has them.
 const SPECIALS: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
@@ -257,7 +258,7 @@ fn broken_files_are_refused_by_name() {
     }
     let large = byte_level(&[]);
     let file = fs::File::create(large.path().join("merges.txt")).unwrap();
-    file.set_len(FILE_BYTES_MAX + 1).unwrap();
+    file.set_len(SMALL_FILE_BYTES_MAX + 1).unwrap();
     assert!(refusal(large.path()).contains("merges.txt is larger"));
 }
 

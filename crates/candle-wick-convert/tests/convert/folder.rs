@@ -215,3 +215,32 @@ fn a_full_disk() {
     });
     assert_eq!(left, 0);
 }
+
+/// Nobody may ever write into a pipe.
+#[test]
+#[cfg(unix)]
+fn pipes_are_not_waited_for_and_links_to_nothing_are_named() {
+    for name in ["config.json", "model.safetensors"] {
+        let place = place();
+        let path = place.source.join(name);
+        fs::remove_file(&path).unwrap();
+        let made = Command::new("mkfifo").arg(&path).status();
+        assert!(made.unwrap().success());
+        let refused = run_default(&place.source, &place.out).unwrap_err();
+        let sentence = refused.to_string();
+        assert!(
+            sentence.contains(name) && sentence.contains("no regular file"),
+            "{sentence}"
+        );
+    }
+    let place = place();
+    let path = place.source.join("model.safetensors");
+    fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink("nowhere", &path).unwrap();
+    let refused = run_default(&place.source, &place.out).unwrap_err();
+    let sentence = refused.to_string();
+    assert!(
+        sentence.contains("missing: model.safetensors"),
+        "{sentence}"
+    );
+}

@@ -361,6 +361,12 @@ fn persimmon() {
         let made = check(name, &file, &config, &keys);
         assert_eq!(made["partial_rotary_factor"], json!(factor));
     }
+    // Files of 2023 have the length of a head, of which llama.cpp turned half.
+    let (mut file, config) = PERSIMMON.file("persimmon", |_, _| {});
+    let head_dim = size(&config, "hidden_size") / size(&config, "num_attention_heads");
+    file.set("persimmon.rope.dimension_count", head_dim);
+    let made = check("persimmon", &file, &config, &keys);
+    assert_eq!(made["partial_rotary_factor"], json!(0.5));
 }
 
 #[test]
