@@ -70,6 +70,10 @@ const NAMES: [(&str, Activation); 21] = [
 ];
 
 /// `laplace` is `relu2` in value and slope at `sqrt(1/2)`: mean and deviation, with transformers' digits.
+#[expect(
+    clippy::approx_constant,
+    reason = "these are the digits that models were trained with"
+)]
 const LAPLACE_MEAN: f32 = 0.707_107;
 const LAPLACE_DEVIATION: f32 = 0.282_095;
 
