@@ -174,7 +174,7 @@ fn a_damaged_record_of_a_converted_folder_is_an_error() {
     for entry in std::fs::read_dir(folder.path()).unwrap() {
         let path = entry.unwrap().path();
         let whole = std::fs::read(&path).unwrap();
-        if !path.extension().is_some_and(|end| end == "safetensors") {
+        if path.extension().is_none_or(|end| end != "safetensors") {
             continue;
         }
         let mut damaged = whole.clone();

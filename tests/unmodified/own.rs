@@ -14,6 +14,7 @@ use super::with_layer;
 const WIDTH: usize = 64;
 
 type Model = Box<dyn Fn(&Tensor) -> Result<Tensor>>;
+type Build = dyn Fn(VarBuilder) -> Result<Model>;
 
 /// A model after two ordinary layers, so that there is something else to keep or to stream.
 fn after_two(build: impl Fn(VarBuilder) -> Result<Model>) -> impl Fn(VarBuilder) -> Result<Model> {
@@ -124,7 +125,7 @@ fn one_tensor_for_two_layers_and_one_in_two_dtypes() {
             narrow.forward(&x)?.to_dtype(DType::F32)
         }))
     });
-    let builds: [&dyn Fn(VarBuilder) -> Result<Model>; 2] = [&twice, &two_dtypes];
+    let builds: [&Build; 2] = [&twice, &two_dtypes];
     for (build, percent) in builds.into_iter().zip([34.0, 80.0]) {
         // A variable has one dtype, so the model in memory is made of tensors.
         let folder = tempfile::tempdir().unwrap();
