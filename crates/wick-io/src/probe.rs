@@ -141,16 +141,8 @@ impl<'a> Trial<'a> {
 
 /// Processor time of this process so far, user and system.
 fn cpu_time() -> Duration {
-    // SAFETY: plain numbers, for which zero is a value.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` is a place for the answer.
-    if unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) } != 0 {
-        return Duration::ZERO;
-    }
-    [usage.ru_utime, usage.ru_stime]
-        .iter()
-        .map(|time| Duration::new(time.tv_sec as u64, 1000 * time.tv_usec as u32))
-        .sum()
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 #[cfg(test)]

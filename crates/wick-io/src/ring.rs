@@ -278,3 +278,136 @@ impl Ring {
         batch.finish(batch.caught(|| batch.check(run)));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::pages::Pages;
+    use crate::plan::{Plan, SlotRead};
+    use crate::{DirectIo, Engine, FlashFile, Reader, ReaderOptions, SlotBuffer};
+
+    const COUNT: usize = 40;
+    const BYTES: usize = 4096;
+
+    fn file(folder: &tempfile::TempDir) -> FlashFile {
+        let path = folder.path().join("records");
+        let bytes: Vec<u8> = (0..3 * COUNT * BYTES).map(|i| (i / BYTES) as u8).collect();
+        std::fs::write(&path, bytes).unwrap();
+        FlashFile::open(&path, DirectIo::Preferred).unwrap()
+    }
+
+    /// Every third record, so that none share a request.
+    fn reads() -> Vec<SlotRead> {
+        let read = |slot| SlotRead {
+            slot,
+            offset_bytes: (3 * slot * BYTES) as u64,
+            len_bytes: BYTES,
+            crc32c: None,
+        };
+        (0..COUNT).map(read).collect()
+    }
+
+    #[test]
+    fn the_ring_is_used_where_there_is_one() {
+        let reader = Reader::with_options(&ReaderOptions {
+            engine: Engine::Uring,
+            ..ReaderOptions::default()
+        });
+        let is_there = Ring::new(2).is_ok();
+        assert_eq!(reader.unwrap().engine() == Engine::Uring, is_there);
+    }
+
+    /// A kernel that begins to refuse the ring while some requests are with it, some not sent, some not begun.
+    #[test]
+    fn a_ring_that_is_refused_later_loses_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        for sent in [0, 3] {
+            // Nothing to be tested where the kernel has no ring.
+            let Ok(mut ring) = Ring::new(8) else { return };
+            let queue = Queue::new(Device::new(0, None).unwrap());
+            let pages = Arc::new(Pages::new(COUNT * BYTES).unwrap());
+            let plan = Plan::new(&reads(), BYTES, 512, 0);
+            // SAFETY: nobody else touches the pages before `wait` has returned; slots do not overlap.
+            let batch = Arc::new(unsafe { Batch::new(Arc::clone(&pages), file(&folder), plan) });
+            queue.push(Arc::clone(&batch));
+            queue.stop();
+            if sent > 0 {
+                ring.fill(&queue, true);
+                ring.enter(sent, &queue);
+                let entry = ring.uring.completion().next().unwrap();
+                ring.land(entry.user_data() as usize, entry.result(), &queue);
+            }
+            ring.fill(&queue, true);
+            ring.recall(&queue);
+            ring.work(&queue);
+            assert_eq!(ring.idle.len(), 8);
+            drop(ring);
+            queue.work();
+            batch.wait().unwrap();
+            for slot in 0..COUNT {
+                // SAFETY: the batch is finished.
+                let bytes = unsafe { pages.bytes(slot * BYTES..(slot + 1) * BYTES) };
+                assert!(bytes.iter().all(|&byte| byte == (3 * slot) as u8));
+            }
+        }
+    }
+
+    /// Where system calls are filtered, as in many containers, the pool does the work.
+    #[test]
+    fn a_kernel_that_refuses_the_ring_gets_the_pool() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = file(&folder);
+        for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter] {
+            let file = file.clone();
+            let thread = std::thread::spawn(move || {
+                forbid(call);
+                let reader = Reader::with_options(&ReaderOptions {
+                    engine: Engine::Uring,
+                    depth: 4,
+                    ..ReaderOptions::default()
+                });
+                let reader = reader.unwrap();
+                assert_eq!((reader.engine(), reader.threads()), (Engine::Pool, 4));
+                let buffer = SlotBuffer::new(COUNT, BYTES).unwrap();
+                let (buffer, outcome) = reader.submit(buffer, &file, &reads()).wait();
+                outcome.unwrap();
+                assert_eq!(buffer.slot(7), [21; BYTES]);
+            });
+            thread.join().unwrap();
+        }
+    }
+
+    /// Makes a system call fail with `EPERM` for this thread and those it starts.
+    fn forbid(call: libc::c_long) {
+        let step = |code: u32, jt, jf, k| libc::sock_filter {
+            code: code as u16,
+            jt,
+            jf,
+            k,
+        };
+        let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+        let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+        let answer = libc::BPF_RET | libc::BPF_K;
+        let mut steps = [
+            step(load, 0, 0, 0),
+            step(equal, 0, 1, call as u32),
+            step(answer, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+            step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog {
+            len: steps.len() as u16,
+            filter: steps.as_mut_ptr(),
+        };
+        // SAFETY: the program is valid during the call; the kernel copies it. The filter ends with the thread.
+        let done = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(
+                    libc::PR_SET_SECCOMP,
+                    libc::SECCOMP_MODE_FILTER,
+                    std::ptr::from_ref(&program),
+                ) == 0
+        };
+        assert!(done, "{}", io::Error::last_os_error());
+    }
+}
