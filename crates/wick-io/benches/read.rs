@@ -1,38 +1,60 @@
-//! How fast the reader is: random records and a sequential sweep over a temporary file.
+//! How fast the reader is, and what it costs: engine x request size x requests in flight, over a temporary file.
 //!
-//! `cargo bench -p wick-io` writes a file of 1 GiB beside the build; `-- --test` a small one, to see that it runs.
-//! Goals: megabytes a second as a user of [`wick_io::Reader`] sees them, and the processor time they cost.
-//! Non-goals: the device's own limit, which takes a tool without checksums and slots.
+//! `cargo bench -p wick-io` writes a file of 2 GiB beside the build; `-- --test` a small one, to see that it runs.
+//! Goals: megabytes a second as a user of [`wick_io::Reader`] sees them; the processor time of a request; at which
+//! gap one request is cheaper than two. Medians of five rounds, in which the engines take turns, with the least
+//! and the most. Non-goals: the device's own limit, which takes a tool without slots.
 
 use std::io::Write;
 use std::path::Path;
-use std::time::Instant;
-use wick_io::{DirectIo, FlashFile, Reader, SlotBuffer, SlotRead};
+use std::time::{Duration, Instant};
+use wick_io::{DirectIo, Engine, EngineProbe, FlashFile, Reader, ReaderOptions};
+use wick_io::{SlotBuffer, SlotRead, Ticket};
 
 const BLOCK_BYTES: usize = 1 << 20;
+const ENGINES: [Engine; 2] = [Engine::Pool, Engine::Uring];
+const KIB: usize = 1 << 10;
 
-type Outcome = Result<(), Box<dyn std::error::Error>>;
+type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Outcome {
     let is_test = std::env::args().any(|argument| argument == "--test");
-    let file_bytes = if is_test { 16 << 20 } else { 1 << 30 };
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
     let path = folder.path().join("read.bin");
-    let sums = write_file(&path, file_bytes)?;
+    let sums = write_file(&path, if is_test { 16 << 20 } else { 2 << 30 })?;
+    let plan = Plan {
+        rounds: if is_test { 1 } else { 5 },
+        round_time: Duration::from_millis(if is_test { 5 } else { 400 }),
+    };
     for direct in [DirectIo::Preferred, DirectIo::Off] {
         let file = FlashFile::open(&path, direct)?;
-        println!("{} ({} MiB)", file.mode(), file_bytes >> 20);
-        for (threads, bytes) in [
-            (1, 16 << 10),
-            (8, 16 << 10),
-            (32, 16 << 10),
-            (32, 32 << 10),
-            (32, 128 << 10),
-        ] {
-            let count = (if is_test { 1024 } else { 12_000 << 4 }) / (bytes >> 10);
-            random(&file, threads, bytes, count)?;
+        println!("\n{}, {} MiB\n", file.mode(), file.len_bytes() >> 20);
+        for _ in 0..3 {
+            println!("{:?}", EngineProbe::run(&file, &ReaderOptions::default())?);
         }
-        sequential(&file, 32, &sums)?;
+        println!("\n| request | in flight | engine | MB/s | min..max | us of processor a request | min..max |");
+        println!("|---|---|---|---|---|---|---|");
+        for bytes in [16 * KIB, 32 * KIB, 128 * KIB] {
+            for depth in [1, 8, 32, 64] {
+                plan.table(
+                    &format!("random {} KiB", bytes / KIB),
+                    depth,
+                    |reader, limit| random(&file, reader, bytes, limit),
+                )?;
+            }
+        }
+        for depth in [8, 32] {
+            plan.table("sequential 256 KiB, checked", depth, |reader, _| {
+                sequential(&file, reader, &sums)
+            })?;
+        }
+        println!("\n| two of 16 KiB with a gap of | engine | as one request / as two, time | processor time |");
+        println!("|---|---|---|---|");
+        for gap in [0, 4, 8, 12, 16, 24, 32, 64] {
+            for engine in ENGINES {
+                plan.gap(&file, engine, gap * KIB)?;
+            }
+        }
     }
     Ok(())
 }
@@ -42,62 +64,202 @@ fn write_file(path: &Path, file_bytes: usize) -> Result<Vec<u32>, std::io::Error
     let mut file = std::fs::File::create(path)?;
     let mut sums = Vec::new();
     let mut block = vec![0u8; BLOCK_BYTES];
-    let mut state = 1u64;
+    let mut draw = Draw(1);
     for _ in 0..file_bytes / BLOCK_BYTES {
         for word in block.chunks_exact_mut(8) {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            word.copy_from_slice(&(state ^ (state >> 29)).to_le_bytes());
+            word.copy_from_slice(&draw.next().to_le_bytes());
         }
-        sums.extend(block.chunks(256 << 10).map(crc32c::crc32c));
+        sums.extend(block.chunks(256 * KIB).map(crc32c::crc32c));
         file.write_all(&block)?;
     }
     file.sync_all()?;
     Ok(sums)
 }
 
-/// Records of `bytes` bytes in random order, 256 a submit.
-fn random(file: &FlashFile, threads: usize, bytes: usize, count: usize) -> Outcome {
-    let reader = Reader::new(threads)?;
-    let records = file.len_bytes() / bytes as u64;
-    let mut state = 7u64;
-    let mut buffer = SlotBuffer::new(256, bytes)?;
-    let start = Clock::now();
-    for first in (0..count).step_by(256) {
-        let reads: Vec<_> = (0..256.min(count - first))
-            .map(|slot| {
-                state = state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1);
-                let offset_bytes = (state >> 33) % records * bytes as u64;
-                SlotRead {
-                    slot,
-                    offset_bytes,
-                    len_bytes: bytes,
-                    crc32c: None,
-                }
-            })
-            .collect();
+/// What a round of a measurement took.
+#[derive(Clone, Copy)]
+struct Sample {
+    wall_s: f64,
+    cpu_s: f64,
+    requests: f64,
+    bytes: f64,
+}
+
+impl Sample {
+    fn take(reader: &Reader, body: impl FnOnce() -> Outcome) -> Outcome<Self> {
+        let (wall, cpu, before) = (Instant::now(), cpu_time(), reader.counters());
+        body()?;
+        let after = reader.counters();
+        Ok(Self {
+            wall_s: wall.elapsed().as_secs_f64(),
+            cpu_s: (cpu_time() - cpu).as_secs_f64(),
+            requests: (after.requests - before.requests) as f64,
+            bytes: (after.bytes - before.bytes) as f64,
+        })
+    }
+}
+
+struct Plan {
+    rounds: usize,
+    round_time: Duration,
+}
+
+impl Plan {
+    /// A row for each engine; the engines take turns.
+    fn table(
+        &self,
+        what: &str,
+        depth: usize,
+        mut body: impl FnMut(&Reader, Duration) -> Outcome,
+    ) -> Outcome {
+        let readers = [reader(ENGINES[0], depth, 0)?, reader(ENGINES[1], depth, 0)?];
+        let mut samples = [Vec::new(), Vec::new()];
+        for _ in 0..self.rounds {
+            for (reader, samples) in readers.iter().zip(&mut samples) {
+                samples.push(Sample::take(reader, || body(reader, self.round_time))?);
+            }
+        }
+        for (reader, samples) in readers.iter().zip(&samples) {
+            let rate = Spread::of(samples.iter().map(|s| s.bytes / s.wall_s / 1e6));
+            let cpu = Spread::of(samples.iter().map(|s| s.cpu_s / s.requests * 1e6));
+            println!(
+                "| {what} | {depth} | {} | {:.0} | {:.0}..{:.0} | {:.1} | {:.1}..{:.1} |",
+                reader.engine(),
+                rate.median,
+                rate.min,
+                rate.max,
+                cpu.median,
+                cpu.min,
+                cpu.max
+            );
+        }
+        Ok(())
+    }
+
+    /// Pairs of records with a gap between them: joined by the gap limit, and apart.
+    fn gap(&self, file: &FlashFile, engine: Engine, gap_bytes: usize) -> Outcome {
+        let joined = reader(engine, 32, gap_bytes)?;
+        let apart = reader(engine, 32, 0)?;
+        let mut ratios = [Vec::new(), Vec::new()];
+        for _ in 0..self.rounds {
+            let [one, two] = [&joined, &apart].map(|reader| {
+                let mut count = 0;
+                Sample::take(reader, || {
+                    count = pairs(file, reader, gap_bytes, self.round_time)?;
+                    Ok(())
+                })
+                .map(|sample| (sample.wall_s / count as f64, sample.cpu_s / count as f64))
+            });
+            let (one, two) = (one?, two?);
+            ratios[0].push(one.0 / two.0);
+            ratios[1].push(one.1 / two.1);
+        }
+        let [wall, cpu] = ratios.map(|ratios| Spread::of(ratios.into_iter()));
+        println!(
+            "| {} KiB | {engine} | {:.2} ({:.2}..{:.2}) | {:.2} |",
+            gap_bytes / KIB,
+            wall.median,
+            wall.min,
+            wall.max,
+            cpu.median
+        );
+        Ok(())
+    }
+}
+
+struct Spread {
+    min: f64,
+    median: f64,
+    max: f64,
+}
+
+impl Spread {
+    fn of(values: impl Iterator<Item = f64>) -> Self {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_by(f64::total_cmp);
+        Self {
+            min: values[0],
+            median: values[values.len() / 2],
+            max: values[values.len() - 1],
+        }
+    }
+}
+
+fn reader(engine: Engine, depth: usize, gap_bytes: usize) -> Outcome<Reader> {
+    Ok(Reader::with_options(&ReaderOptions {
+        engine,
+        depth,
+        gap_bytes,
+        ..ReaderOptions::default()
+    })?)
+}
+
+/// Records of `bytes` bytes in random order, 256 a submit, for a while.
+fn random(file: &FlashFile, reader: &Reader, bytes: usize, limit: Duration) -> Outcome {
+    let record_count = file.len_bytes() / bytes as u64;
+    repeat(file, reader, 256, bytes, limit, |slot, draw| SlotRead {
+        slot,
+        offset_bytes: draw.below(record_count) * bytes as u64,
+        len_bytes: bytes,
+        crc32c: None,
+    })
+    .map(drop)
+}
+
+/// Pairs of 16 KiB with `gap_bytes` between them; the number of pairs.
+fn pairs(file: &FlashFile, reader: &Reader, gap_bytes: usize, limit: Duration) -> Outcome<usize> {
+    const BYTES: usize = 16 * KIB;
+    let pair_bytes = (2 * BYTES + gap_bytes) as u64;
+    let place_count = (file.len_bytes() - pair_bytes) / 4096;
+    let mut first = 0;
+    let count = repeat(file, reader, 256, BYTES, limit, |slot, draw| {
+        if slot % 2 == 0 {
+            first = draw.below(place_count) * 4096;
+        } else {
+            first += (BYTES + gap_bytes) as u64;
+        }
+        SlotRead {
+            slot,
+            offset_bytes: first,
+            len_bytes: BYTES,
+            crc32c: None,
+        }
+    })?;
+    Ok(count / 2)
+}
+
+/// Submits of `count` reads, one after the other until the time is over; the number of reads.
+fn repeat(
+    file: &FlashFile,
+    reader: &Reader,
+    count: usize,
+    bytes: usize,
+    limit: Duration,
+    mut wish: impl FnMut(usize, &mut Draw) -> SlotRead,
+) -> Outcome<usize> {
+    let start = Instant::now();
+    let mut draw = Draw(start.elapsed().subsec_nanos().into());
+    let mut buffer = SlotBuffer::new(count, bytes)?;
+    let mut reads = Vec::with_capacity(count);
+    let mut total = 0;
+    while total == 0 || start.elapsed() < limit {
+        reads.clear();
+        reads.extend((0..count).map(|slot| wish(slot, &mut draw)));
         let (back, outcome) = reader.submit(buffer, file, &reads).wait();
         outcome?;
         buffer = back;
+        total += count;
     }
-    start.report(
-        &format!("random {} KiB x {threads} threads", bytes >> 10),
-        &reader,
-    );
-    Ok(())
+    Ok(total)
 }
 
-/// The whole file in order, checked, 32 records of 256 KiB a submit and two submits in flight.
-fn sequential(file: &FlashFile, threads: usize, sums: &[u32]) -> Outcome {
-    const BYTES: usize = 256 << 10;
-    let reader = Reader::new(threads)?;
+/// The file in order, checked, 32 records of 256 KiB a submit and two submits in flight.
+fn sequential(file: &FlashFile, reader: &Reader, sums: &[u32]) -> Outcome {
+    const BYTES: usize = 256 * KIB;
     let mut spare = vec![SlotBuffer::new(32, BYTES)?, SlotBuffer::new(32, BYTES)?];
     let mut tickets = std::collections::VecDeque::new();
-    let start = Clock::now();
-    for (window, sums) in sums.chunks(32).enumerate() {
+    let window_max = sums.len().min(2048) / 32;
+    for (window, sums) in sums.chunks(32).take(window_max).enumerate() {
         let wish = |(slot, &sum): (usize, &u32)| SlotRead {
             slot,
             offset_bytes: ((window * 32 + slot) * BYTES) as u64,
@@ -114,55 +276,34 @@ fn sequential(file: &FlashFile, threads: usize, sums: &[u32]) -> Outcome {
     while !tickets.is_empty() {
         next_buffer(&mut tickets)?;
     }
-    start.report(
-        &format!("sequential 256 KiB x {threads} threads, checked"),
-        &reader,
-    );
     Ok(())
 }
 
-fn next_buffer(
-    tickets: &mut std::collections::VecDeque<wick_io::Ticket>,
-) -> Result<SlotBuffer, Box<dyn std::error::Error>> {
+fn next_buffer(tickets: &mut std::collections::VecDeque<Ticket>) -> Outcome<SlotBuffer> {
     let (buffer, outcome) = tickets.pop_front().ok_or("no ticket")?.wait();
     outcome?;
     Ok(buffer)
 }
 
-/// Wall time and processor time.
-struct Clock {
-    wall: Instant,
-    cpu_ticks: u64,
-}
+/// Knuth's linear congruential generator.
+struct Draw(u64);
 
-impl Clock {
-    fn now() -> Self {
-        Self {
-            wall: Instant::now(),
-            cpu_ticks: cpu_ticks(),
-        }
+impl Draw {
+    fn next(&mut self) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 ^ (self.0 >> 29)
     }
 
-    fn report(&self, what: &str, reader: &Reader) {
-        let seconds = self.wall.elapsed().as_secs_f64();
-        let counters = reader.counters();
-        let cpu_us = (cpu_ticks() - self.cpu_ticks) as f64 * 1e4 / counters.requests.max(1) as f64;
-        let rate = counters.bytes as f64 / seconds / 1e6;
-        println!("  {what:45} {rate:7.0} MB/s  {cpu_us:6.1} us of processor a request");
+    fn below(&mut self, limit: u64) -> u64 {
+        (self.next() >> 16) % limit
     }
 }
 
-/// User and system time of this process in hundredths of a second; 0 where `/proc` does not say.
-fn cpu_ticks() -> u64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields = stat
-        .rsplit(')')
-        .next()
-        .unwrap_or_default()
-        .split_whitespace();
-    fields
-        .skip(11)
-        .take(2)
-        .filter_map(|field| field.parse::<u64>().ok())
-        .sum()
+/// User and system time of this process.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }

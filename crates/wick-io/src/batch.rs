@@ -1,18 +1,20 @@
-//! A batch: the reads of one submit, shared by the pool threads that work on them.
+//! A batch: the reads of one submit, shared by the threads that work on them.
 //!
-//! Lifecycle of a run: 1. `claim` gives it to one thread. 2. The thread reads and checks it. 3. `guard` counts
-//! it. When the last run is finished, whoever waits is woken.
+//! Lifecycle of a run: 1. `claim` gives it to one thread. 2. `begin`, then requests and `accept` until it is
+//! read. 3. `check`. 4. `finish` counts it. When the last run is finished, whoever waits is woken.
 //!
 //! Invariants:
 //! - A run is claimed once, so its parts have one writer.
 //! - No byte of the buffer is written after `unfinished` became 0; `wait` returns only then.
 //! - After an error or a cancel, runs not yet begun are finished without being read.
 
+use crate::device::Device;
 use crate::file::FlashFile;
 use crate::pages::Pages;
-use crate::plan::{Check, Part, Plan};
-use crate::transfer::{self, Bounce, Counters};
+use crate::plan::{Check, Part, Plan, Route};
+use crate::transfer::{Target, Transfer};
 use crate::IoError;
+use std::io;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -90,32 +92,104 @@ impl Batch {
         outcome.error.take().map_or(Ok(()), Err)
     }
 
-    /// Claims runs and reads them until none is left.
-    pub(crate) fn work(&self, bounce: &mut Bounce, counters: &Counters) {
+    pub(crate) fn file(&self) -> &FlashFile {
+        &self.file
+    }
+
+    /// Whether runs not yet begun, and what is left of the others, need not be read.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Claims runs and reads them, one after the other on this thread, until none is left.
+    pub(crate) fn work(&self, transfer: &mut Transfer, device: &Device) {
         while let Some(index) = self.claim() {
-            self.guard(|| {
-                if self.stopped.load(Ordering::Relaxed) {
-                    Ok(())
-                } else {
-                    self.read(index, bounce, counters)
+            let result = self.caught(|| {
+                if self.is_stopped() {
+                    return Ok(());
                 }
+                self.begin(index, transfer, device)?;
+                self.read(index, transfer, device)?;
+                self.check(index)
             });
+            self.finish(result);
         }
     }
 
-    fn claim(&self) -> Option<usize> {
+    /// A run that from now on is the caller's to read and to finish.
+    pub(crate) fn claim(&self) -> Option<usize> {
         // Exhausted batches are asked once more by each thread, far from wrapping around.
         let index = self.next.fetch_add(1, Ordering::Relaxed);
         (index < self.plan.runs.len()).then_some(index)
     }
 
-    /// Runs `body` for a claimed run and finishes the run, whatever happens.
-    fn guard(&self, body: impl FnOnce() -> Result<(), IoError>) {
-        let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+    /// Runs `body`; a panic of it is an error.
+    pub(crate) fn caught<T>(
+        &self,
+        body: impl FnOnce() -> Result<T, IoError>,
+    ) -> Result<T, IoError> {
+        catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
             Err(IoError::WorkerPanicked {
                 path: self.file.path().to_owned(),
             })
-        });
+        })
+    }
+
+    fn run(&self, index: usize) -> (&[Part], Route) {
+        let run = &self.plan.runs[index];
+        (&self.plan.parts[run.parts.clone()], run.route)
+    }
+
+    /// Makes a claimed run the one that `transfer` is about.
+    pub(crate) fn begin(
+        &self,
+        index: usize,
+        transfer: &mut Transfer,
+        device: &Device,
+    ) -> Result<(), IoError> {
+        let target = Target {
+            slots: self.pages.raw(),
+            sink: device.sink.raw(),
+        };
+        // SAFETY: nobody else touches these parts by the promise given to `new`, and no other thread of ours
+        // does, because a run is claimed once. Engines hold the batch, and so the memory, and the device, and so
+        // the sink, until no request is on its way.
+        unsafe { transfer.begin(self.file.alignment_bytes(), target, self.run(index)) }
+    }
+
+    /// Takes the device's answer to a request of the run.
+    ///
+    /// # Safety
+    /// - `transfer` began with this run, and its request is finished.
+    pub(crate) unsafe fn accept(
+        &self,
+        index: usize,
+        transfer: &mut Transfer,
+        answer: io::Result<usize>,
+    ) -> Result<(), IoError> {
+        let (parts, _) = self.run(index);
+        // SAFETY: as promised by the caller.
+        unsafe { transfer.accept(parts, answer) }.map_err(|fault| fault.name(&self.file, parts))
+    }
+
+    /// Reads what is left of a begun run on this thread.
+    pub(crate) fn read(
+        &self,
+        index: usize,
+        transfer: &mut Transfer,
+        device: &Device,
+    ) -> Result<(), IoError> {
+        while let Some((pieces, at_bytes)) = transfer.request() {
+            // SAFETY: the run is ours, see `begin`.
+            let answer = unsafe { device.read(&self.file, pieces, at_bytes) };
+            // SAFETY: the request is finished; the transfer is about this run.
+            unsafe { self.accept(index, transfer, answer)? };
+        }
+        Ok(())
+    }
+
+    /// Counts a claimed run, read or not, as done.
+    pub(crate) fn finish(&self, result: Result<(), IoError>) {
         if let Err(error) = result {
             self.cancel();
             let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
@@ -129,25 +203,18 @@ impl Batch {
         }
     }
 
-    fn read(&self, index: usize, bounce: &mut Bounce, counters: &Counters) -> Result<(), IoError> {
-        let run = &self.plan.runs[index];
-        let parts = &self.plan.parts[run.parts.clone()];
-        // SAFETY: nobody else touches these parts by the promise given to `new`; no other thread of the pool
-        // does, because a run is claimed once.
-        unsafe {
-            transfer::read_run(
-                &self.file,
-                &self.pages,
-                (parts, run.route),
-                bounce,
-                counters,
-            )?
-        };
-        parts.iter().try_for_each(|part| self.check(part))
+    /// Lets the page cache go and compares the checksums of a run that was read.
+    pub(crate) fn check(&self, index: usize) -> Result<(), IoError> {
+        let (parts, _) = self.run(index);
+        if let (Some(first), Some(last)) = (parts.first(), parts.last()) {
+            let len_bytes = last.end_bytes() - first.offset_bytes;
+            self.file.drop_cached(first.offset_bytes, len_bytes);
+        }
+        parts.iter().try_for_each(|part| self.check_part(part))
     }
 
     /// Compares the checksum of a part that was read.
-    fn check(&self, part: &Part) -> Result<(), IoError> {
+    fn check_part(&self, part: &Part) -> Result<(), IoError> {
         let (offset_bytes, at, len_bytes, expected) = match part.check {
             Check::None => return Ok(()),
             Check::Crc32c(expected) => (part.offset_bytes, part.at, part.len_bytes, expected),
@@ -199,7 +266,7 @@ mod tests {
             len_bytes: 100,
             crc32c: None,
         };
-        let plan = Plan::new(&[read(0), read(1)], 100, 1);
+        let plan = Plan::new(&[read(0), read(1)], 100, 1, 0);
         // SAFETY: the pages belong to the batch alone, slots do not overlap.
         unsafe { Batch::new(Arc::new(Pages::new(200).unwrap()), file, plan) }
     }
@@ -209,16 +276,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let batch = batch(&folder);
         assert_eq!((batch.claim(), batch.run_count()), (Some(0), 2));
-        batch.guard(|| panic!("expected by the test"));
+        batch.finish(batch.caught(|| panic!("expected by the test")));
         assert!(!batch.is_finished());
-        let counters = Counters::default();
-        batch.work(&mut Bounce::default(), &counters);
+        let device = Device::new(0, None).unwrap();
+        batch.work(&mut Transfer::new(), &device);
         assert!(batch.is_finished() && batch.is_exhausted());
-        assert_eq!(
-            counters.requests.load(Ordering::Relaxed),
-            0,
-            "reads begun after an error"
-        );
+        assert_eq!(device.counters().requests, 0, "reads begun after an error");
         assert!(matches!(batch.wait(), Err(IoError::WorkerPanicked { .. })));
     }
 
@@ -227,9 +290,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let batch = batch(&folder);
         batch.cancel();
-        let counters = Counters::default();
-        batch.work(&mut Bounce::default(), &counters);
+        let device = Device::new(0, None).unwrap();
+        batch.work(&mut Transfer::new(), &device);
         assert!(batch.wait().is_ok());
-        assert_eq!(counters.bytes.load(Ordering::Relaxed), 0);
+        assert_eq!(device.counters().bytes, 0);
     }
 }

@@ -10,11 +10,12 @@
 //!
 //! Not here: the pool (`reader`), the loops around short reads (`transfer`).
 
-use crate::transfer::{self, Bounce, Counters};
+use crate::transfer;
 use crate::IoError;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, IoSliceMut};
+use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -145,13 +146,7 @@ impl FlashFile {
     /// Fills `out` with the bytes at `offset_bytes`, on the calling thread: for headers and manifests, not for
     /// records. Direct files are read through a temporary buffer of at most 256 KiB.
     pub fn read_exact_at(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), IoError> {
-        transfer::read_into(
-            self,
-            offset_bytes,
-            out,
-            &mut Bounce::default(),
-            &Counters::default(),
-        )
+        transfer::read_into(self, offset_bytes, out)
     }
 
     /// Whether `[offset_bytes, offset_bytes + len_bytes)` lay inside the file when it was opened.
@@ -162,14 +157,28 @@ impl FlashFile {
             .is_some_and(|end| end <= self.inner.len_bytes)
     }
 
-    /// One positioned read over several pieces of memory; may be short, never interrupted.
-    pub(crate) fn preadv(&self, pieces: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize> {
-        loop {
-            match rustix::io::preadv(&self.inner.file, pieces, offset) {
-                Err(rustix::io::Errno::INTR) => {}
-                done => return Ok(done?),
-            }
-        }
+    /// One positioned read over several pieces of memory; may be short, or interrupted.
+    ///
+    /// # Safety
+    /// - Each piece is allocated, and nothing but other reads into the same sink touches it during the call.
+    pub(crate) unsafe fn preadv(&self, pieces: &[libc::iovec], offset: u64) -> io::Result<usize> {
+        let count = libc::c_int::try_from(pieces.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let descriptor = self.inner.file.as_raw_fd();
+        // The plain call takes offsets as wide as the C library's default, which is 32 bits on some.
+        #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+        use libc::preadv;
+        #[cfg(all(target_os = "linux", target_env = "gnu"))]
+        use libc::preadv64 as preadv;
+        let offset = offset.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: the descriptor is open, the list is `count` long, its memory is ours by the caller's promise.
+        let got = unsafe { preadv(descriptor, pieces.as_ptr(), count, offset) };
+        usize::try_from(got).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// The descriptor, open as long as any clone of this file.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn descriptor(&self) -> std::os::fd::RawFd {
+        self.inner.file.as_raw_fd()
     }
 
     /// Takes the pages of a finished read out of the page cache; nothing to do in direct mode.

@@ -1,4 +1,4 @@
-//! Bytes of files into aligned memory: direct I/O by a pool of threads.
+//! Bytes of files into aligned memory: direct I/O by a pool of threads or io_uring.
 //!
 //! A [`FlashFile`] is a file opened so that reading it leaves the page cache alone. A [`SlotBuffer`] is memory
 //! cut into slots of one size. A [`Reader`] takes the buffer, fills the slots named by a list of [`SlotRead`]s
@@ -23,24 +23,32 @@
 //! Units: offsets and lengths are bytes; a slot is an index.
 //!
 //! Invariants:
-//! - Memory that a pool thread may write is owned by the reader until [`Ticket::wait`] returns it; no rule rests
-//!   on a destructor, so a ticket may be dropped or forgotten.
+//! - Memory that a reading thread or the kernel may write is owned by the reader until [`Ticket::wait`] returns
+//!   it; no rule rests on a destructor, so a ticket may be dropped or forgotten.
 //! - All memory is initialised when it is allocated: no byte of a slot is ever undefined, whatever fails.
 //! - Trouble with a file or a device is an [`IoError`] that names the file; a caller's mistake is a panic.
 //!
-//! Platforms: Unix. Direct I/O is `O_DIRECT` on Linux and `F_NOCACHE` on macOS; elsewhere reads are buffered.
+//! Platforms: Unix. Direct I/O is `O_DIRECT` on Linux and `F_NOCACHE` on macOS; elsewhere reads are buffered. The
+//! io_uring engine is for Linux; elsewhere, and where the kernel refuses it, the pool takes its place.
 //!
 //! Not here: what the bytes mean (`wick-format`), which of them are wanted (`candle-wick`).
 
 mod batch;
 mod buffer;
+mod device;
 mod error;
 mod file;
 mod memory;
+mod options;
 mod pages;
 mod plan;
+mod probe;
+mod queue;
 mod reader;
 mod release;
+#[cfg(target_os = "linux")]
+mod ring;
+mod slow;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -48,13 +56,15 @@ mod ticket;
 mod transfer;
 
 pub use buffer::SlotBuffer;
+pub use device::IoCounters;
 pub use error::IoError;
 pub use file::{DirectIo, FlashFile, IoMode};
 pub use memory::{available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap};
+pub use options::{Engine, ReaderOptions};
 pub use plan::SlotRead;
-pub use reader::{
-    IoCounters, Reader, READER_BOUNCE_BYTES, READER_THREADS_MAX, READER_THREAD_BYTES_MAX,
-};
+pub use probe::{EngineProbe, EngineRate};
+pub use reader::{Reader, READER_BOUNCE_BYTES, READER_THREADS_MAX, READER_THREAD_BYTES_MAX};
 pub use release::release_to_zeros;
+pub use slow::SlowDiskOptions;
 pub use source::SourceFile;
 pub use ticket::Ticket;

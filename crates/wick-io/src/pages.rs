@@ -4,7 +4,7 @@
 //! - `base` is aligned to [`PAGE_BYTES`] and valid for `len_bytes()` initialised bytes until drop.
 //! - Every page was written once in `new`, so it counts in the resident set before it is used.
 //!
-//! Not here: who may touch which bytes; that is for the callers of the two `unsafe` doors to say.
+//! Not here: who may touch which bytes; that is for the users of `bytes` and `raw` to say.
 
 use crate::IoError;
 use std::alloc::Layout;
@@ -21,7 +21,7 @@ pub(crate) struct Pages {
 }
 
 // SAFETY: `Pages` owns plain bytes, tied to no thread. Shared references give access only through
-// `bytes` and `bytes_mut`, whose callers rule out a writer overlapping anyone else.
+// `bytes` and `raw`, whose users rule out a writer overlapping anyone else.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -50,6 +50,11 @@ impl Pages {
         self.layout.size()
     }
 
+    /// All of it, for requests whose memory a kernel writes to.
+    pub(crate) fn raw(&self) -> *mut [u8] {
+        std::ptr::slice_from_raw_parts_mut(self.base.as_ptr(), self.len_bytes())
+    }
+
     /// The bytes at `range`.
     ///
     /// # Safety
@@ -63,28 +68,10 @@ impl Pages {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(range.start), range.len()) }
     }
 
-    /// The bytes at `range`, to be written.
-    ///
-    /// # Safety
-    /// - Nothing else reads or writes any byte of `range` while the result lives.
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "disjoint ranges are written by several threads at once"
-    )]
-    pub(crate) unsafe fn bytes_mut(&self, range: Range<usize>) -> &mut [u8] {
-        assert!(
-            range.start <= range.end && range.end <= self.len_bytes(),
-            "range outside of the memory"
-        );
-        // SAFETY: in bounds by the assertion, initialised by `new`; exclusive by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(range.start), range.len()) }
-    }
-
     /// All bytes, to be written by the only owner.
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        let len = self.len_bytes();
-        // SAFETY: `&mut self` is the only reference to the memory.
-        unsafe { self.bytes_mut(0..len) }
+        // SAFETY: valid and initialised by `new`; `&mut self` is the only reference to the memory.
+        unsafe { &mut *self.raw() }
     }
 }
 

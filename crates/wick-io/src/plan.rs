@@ -1,28 +1,27 @@
 //! The plan of a batch: which reads go to the device together, and by which route.
 //!
 //! Reads are sorted by offset and cut into *runs*, each of which is one request to the device:
-//! - *scatter*: offset, memory and rounded length of every part suit the device; `preadv` straight into slots.
-//! - *bounce*: they do not; an aligned superset goes into a thread's own buffer and is copied.
+//! - *scatter*: offset, memory and rounded length of every part suit the device; read straight into slots.
+//! - *bounce*: they do not; an aligned superset goes into a buffer of the request's own and is copied.
 //!
-//! A part whose end is not aligned is rounded up within its slot's room, and a small gap to the next part is
-//! read into that room too, when that lets both share one request. So bytes of a slot behind the part's
-//! `len_bytes` are unspecified afterwards.
+//! A part whose end is not aligned is rounded up within its slot's room. Parts with a small gap between them
+//! share one request: the gap is read into the room behind the first of them where that is large enough, else
+//! into a sink that nobody reads. So bytes of a slot behind the part's `len_bytes` are unspecified afterwards.
 //!
 //! Invariants:
 //! - A run is at most [`RUN_BYTES_MAX`] and [`RUN_PARTS_MAX`] parts, unless it is one part.
 //! - A part writes `[at, at + span_bytes)` with `span_bytes <= room_bytes`: never outside its slot, and two
 //!   parts never write the same byte.
-//! - In a scatter run the parts are adjacent: `offset + span` of one is `offset` of the next.
+//! - In a scatter run `offset + span` of one part is at most `offset` of the next, and what lies between is at
+//!   most the gap limit, at both ends aligned.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 
-/// Most bytes of a run of several parts, and size of a thread's bounce buffer.
+/// Most bytes of a run of several parts, and size of a bounce buffer.
 pub(crate) const RUN_BYTES_MAX: usize = 256 << 10;
 /// Most parts of a scatter run: pieces of one `preadv`.
 pub(crate) const RUN_PARTS_MAX: usize = 256;
-/// Most bytes read for nothing between two parts of a run.
-const GAP_BYTES_MAX: usize = 4096;
 /// A read longer than this is split so that several threads work on it.
 const SPLIT_BYTES_MIN: usize = 1 << 20;
 /// Length of the pieces of a split read.
@@ -117,8 +116,14 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Plans reads into slots of `slot_bytes`, each slot named once, for a device of `alignment` (1: any).
-    pub(crate) fn new(reads: &[SlotRead], slot_bytes: usize, alignment: usize) -> Self {
+    /// Plans reads into slots of `slot_bytes`, each slot named once, for a device of `alignment` (1: any), that
+    /// share a request across gaps of at most `gap_bytes`.
+    pub(crate) fn new(
+        reads: &[SlotRead],
+        slot_bytes: usize,
+        alignment: usize,
+        gap_bytes: usize,
+    ) -> Self {
         let mut plan = Self {
             parts: Vec::with_capacity(reads.len()),
             runs: Vec::new(),
@@ -129,7 +134,7 @@ impl Plan {
         }
         plan.parts.sort_unstable_by_key(|part| part.offset_bytes);
         for index in 0..plan.parts.len() {
-            plan.place(index, alignment);
+            plan.place(index, alignment, gap_bytes);
         }
         plan
     }
@@ -182,7 +187,7 @@ impl Plan {
     }
 
     /// Adds the part to the last run if they can share a request, else begins a run with it.
-    fn place(&mut self, index: usize, alignment: usize) {
+    fn place(&mut self, index: usize, alignment: usize, gap_bytes: usize) {
         let part = self.parts[index];
         let fits = part.offset_bytes.is_multiple_of(alignment as u64)
             && part.at.is_multiple_of(alignment)
@@ -192,7 +197,10 @@ impl Plan {
             .runs
             .last()
             .filter(|run| run.route == route)
-            .and_then(|run| join_span(&self.parts[run.parts.clone()], &part, route, alignment));
+            .and_then(|run| {
+                let run = &self.parts[run.parts.clone()];
+                join_span(run, &part, (route, alignment), gap_bytes)
+            });
         match (joined, self.runs.last_mut()) {
             (Some(span_bytes), Some(run)) => {
                 self.parts[run.parts.end - 1].span_bytes = span_bytes;
@@ -206,24 +214,29 @@ impl Plan {
     }
 }
 
-/// The span of the run's last part with which `next` follows it directly, if they may share a request.
-fn join_span(run: &[Part], next: &Part, route: Route, alignment: usize) -> Option<usize> {
+/// The span that the run's last part gets when `next` shares its request; `None` if it must not.
+fn join_span(
+    run: &[Part],
+    next: &Part,
+    (route, alignment): (Route, usize),
+    gap_bytes: usize,
+) -> Option<usize> {
     let (first, last) = (run.first()?, run.last()?);
-    let gap = usize::try_from(next.offset_bytes.checked_sub(last.end_bytes())?).ok()?;
-    let start = first.offset_bytes / alignment as u64 * alignment as u64;
-    let total = next
-        .end_bytes()
-        .checked_next_multiple_of(alignment as u64)?
-        - start;
-    if gap > GAP_BYTES_MAX || total > RUN_BYTES_MAX as u64 {
+    let distance = usize::try_from(next.offset_bytes.checked_sub(last.offset_bytes)?).ok()?;
+    // What lies between is read for nothing, except for what the device reads anyway to reach an aligned end.
+    let block = alignment as u64;
+    let end = last.end_bytes().checked_next_multiple_of(block)?;
+    let gap = (next.offset_bytes / block * block).saturating_sub(end);
+    let total =
+        next.end_bytes().checked_next_multiple_of(block)? - first.offset_bytes / block * block;
+    if distance < last.len_bytes || gap > gap_bytes as u64 || total > RUN_BYTES_MAX as u64 {
         return None;
     }
     match route {
         Route::Bounce => Some(last.span_bytes),
-        Route::Scatter => {
-            let distance = last.len_bytes + gap;
-            (distance <= last.room_bytes && run.len() < RUN_PARTS_MAX).then_some(distance)
-        }
+        Route::Scatter if run.len() == RUN_PARTS_MAX => None,
+        Route::Scatter if distance <= last.room_bytes => Some(distance),
+        Route::Scatter => (distance >= last.span_bytes).then_some(last.span_bytes),
     }
 }
 
@@ -231,6 +244,8 @@ fn join_span(run: &[Part], next: &Part, route: Route, alignment: usize) -> Optio
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    const GAP: usize = 4096;
 
     fn read(slot: usize, offset_bytes: u64, len_bytes: usize) -> SlotRead {
         SlotRead {
@@ -243,7 +258,7 @@ mod tests {
 
     /// `(parts of the run, route)` of each run.
     fn shape(reads: &[SlotRead], slot_bytes: usize, alignment: usize) -> Vec<(usize, Route)> {
-        let plan = Plan::new(reads, slot_bytes, alignment);
+        let plan = Plan::new(reads, slot_bytes, alignment, GAP);
         plan.runs
             .iter()
             .map(|run| (run.parts.len(), run.route))
@@ -276,8 +291,8 @@ mod tests {
         assert_eq!(shape(&records, 4096, 1), [(3, Route::Scatter)]);
         assert_eq!(
             shape(&records, 3072, 512),
-            [(1, Route::Scatter); 3],
-            "no room to bridge"
+            [(3, Route::Scatter)],
+            "no room to bridge, so by the sink"
         );
         assert_eq!(
             shape(&records, 3000, 512),
@@ -287,12 +302,28 @@ mod tests {
     }
 
     #[test]
+    fn gaps_are_bridged_up_to_the_limit_and_by_whole_blocks() {
+        let runs = |second: u64, gap_bytes: usize| {
+            let reads = [read(0, 0, 4000), read(1, second, 4096)];
+            Plan::new(&reads, 4096, 512, gap_bytes).runs.len()
+        };
+        // The block in which the first read ends is read anyway.
+        assert_eq!([runs(4096, 0), runs(4608, 0), runs(4608, 511)], [1, 2, 2]);
+        assert_eq!(
+            [runs(4608, 512), runs(12_288, 8192), runs(12_800, 8192)],
+            [1, 1, 2]
+        );
+    }
+
+    #[test]
     fn long_reads_are_split_and_only_they() {
         assert_eq!(
-            Plan::new(&[read(0, 0, 1 << 20)], 1 << 20, 512).parts.len(),
+            Plan::new(&[read(0, 0, 1 << 20)], 1 << 20, 512, GAP)
+                .parts
+                .len(),
             1
         );
-        let plan = Plan::new(&[read(0, 512, (1 << 20) + 100)], 2 << 20, 512);
+        let plan = Plan::new(&[read(0, 512, (1 << 20) + 100)], 2 << 20, 512, GAP);
         let lengths: Vec<_> = plan
             .parts
             .iter()
@@ -313,12 +344,13 @@ mod tests {
             wishes in prop::collection::vec((0u64..2000, 0u64..700, 0usize..3_000_000), 0..40),
             slot_bytes in prop::sample::select(vec![512usize, 1000, 4096, 16384, 1_500_000, 3_000_000]),
             alignment in prop::sample::select(vec![1usize, 512, 4096]),
+            gap_bytes in prop::sample::select(vec![0usize, 4096, 40_000]),
         ) {
             let reads: Vec<_> = wishes.iter().enumerate().map(|(slot, &(block, offset, len))| {
                 let offset = if offset < 512 { 0 } else { offset };
                 read(slot, block * 512 + offset, len % (slot_bytes + 1))
             }).collect();
-            let plan = Plan::new(&reads, slot_bytes, alignment);
+            let plan = Plan::new(&reads, slot_bytes, alignment, gap_bytes);
             let mut written = vec![false; reads.len() * slot_bytes];
             for part in &plan.parts {
                 prop_assert!(part.len_bytes <= part.span_bytes && part.span_bytes <= part.room_bytes);
@@ -344,7 +376,10 @@ mod tests {
                         prop_assert!(part.at % alignment == 0 && part.span_bytes % alignment == 0);
                     }
                     for pair in parts.windows(2) {
-                        prop_assert_eq!(pair[0].offset_bytes + pair[0].span_bytes as u64, pair[1].offset_bytes);
+                        let end = pair[0].offset_bytes + pair[0].span_bytes as u64;
+                        prop_assert!(end <= pair[1].offset_bytes);
+                        prop_assert!(pair[1].offset_bytes - end <= gap_bytes as u64);
+                        prop_assert_eq!((pair[1].offset_bytes - end) % alignment as u64, 0);
                     }
                 }
             }

@@ -1,6 +1,6 @@
 //! The reader against the naive one: `std::fs::read` and a slice.
 
-use crate::{DirectIo, FlashFile, IoMode, Reader, SlotBuffer, SlotRead};
+use crate::{DirectIo, Engine, FlashFile, IoMode, Reader, ReaderOptions, SlotBuffer, SlotRead};
 use proptest::prelude::*;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -11,7 +11,8 @@ struct Fixture {
     content: Vec<u8>,
     /// Each as the file system allows, at the alignments a device may have.
     files: Vec<FlashFile>,
-    reader: Reader,
+    /// Both engines, with different limits for gaps.
+    readers: Vec<Reader>,
     _folders: Vec<tempfile::TempDir>,
 }
 
@@ -48,10 +49,26 @@ fn fixture() -> &'static Fixture {
         Fixture {
             content,
             files,
-            reader: Reader::new(5).unwrap(),
+            readers: [
+                (Engine::Pool, 4096),
+                (Engine::Uring, 0),
+                (Engine::Uring, 30_000),
+            ]
+            .map(reader)
+            .into(),
             _folders: folders,
         }
     })
+}
+
+fn reader((engine, gap_bytes): (Engine, usize)) -> Reader {
+    let options = ReaderOptions {
+        engine,
+        depth: 5,
+        gap_bytes,
+        slow_disk: None,
+    };
+    Reader::with_options(&options).unwrap()
 }
 
 /// Reads in every file of the fixture and compares each slot, and the slots that were not named.
@@ -59,11 +76,11 @@ fn check(reads: &[SlotRead], slot_count: usize, slot_bytes: usize) {
     let Fixture {
         content,
         files,
-        reader,
+        readers,
         ..
     } = fixture();
     let mut buffer = SlotBuffer::new(slot_count, slot_bytes).unwrap();
-    for file in files {
+    for (file, reader) in pairs(files, readers) {
         let others: Vec<usize> = (0..slot_count)
             .filter(|i| reads.iter().all(|read| read.slot != *i))
             .collect();
@@ -81,8 +98,9 @@ fn check(reads: &[SlotRead], slot_count: usize, slot_bytes: usize) {
             let expected = &content[start..start + read.len_bytes];
             assert!(
                 buffer.slot(read.slot)[..read.len_bytes] == *expected,
-                "{read:?} by {}",
-                file.mode()
+                "{read:?} by {} and {}",
+                file.mode(),
+                reader.engine()
             );
         }
         assert!(others
@@ -90,6 +108,15 @@ fn check(reads: &[SlotRead], slot_count: usize, slot_bytes: usize) {
             .zip(&before)
             .all(|(&i, bytes)| buffer.slot(i) == bytes));
     }
+}
+
+fn pairs<'a>(
+    files: &'a [FlashFile],
+    readers: &'a [Reader],
+) -> impl Iterator<Item = (&'a FlashFile, &'a Reader)> {
+    files
+        .iter()
+        .flat_map(|file| readers.iter().map(move |reader| (file, reader)))
 }
 
 /// A read of `len` bytes at `offset`, moved into the file, with its checksum.
@@ -155,8 +182,8 @@ fn long_reads_equal_the_naive_ones() {
 
 #[test]
 fn a_split_read_with_a_wrong_checksum_fails() {
-    let Fixture { files, reader, .. } = fixture();
-    for file in files {
+    let Fixture { files, readers, .. } = fixture();
+    for (file, reader) in pairs(files, readers) {
         let mut read = wish(0, 4096, 4 << 20);
         read.crc32c = read.crc32c.map(|crc| crc ^ 1);
         let (_, outcome) = reader

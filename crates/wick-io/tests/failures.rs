@@ -1,6 +1,6 @@
 //! Corrupt, short and odd files: an `Err` that says where, the buffer back, the pool alive.
 
-use crate::util::{is_filled, wish, TestFile};
+use crate::util::{is_filled, readers, wish, TestFile};
 use std::io::{Seek, SeekFrom, Write};
 use wick_io::{DirectIo, FlashFile, IoError, IoMode, Reader, SlotBuffer, SlotRead};
 
@@ -14,35 +14,36 @@ fn assert_alive(reader: &Reader, buffer: SlotBuffer, file: &FlashFile) {
 #[test]
 fn a_flipped_byte_is_an_error_that_says_where() {
     let test = TestFile::new(1 << 20);
-    let reader = Reader::new(4).unwrap();
-    let mut writer = std::fs::OpenOptions::new()
-        .write(true)
-        .open(&test.path)
-        .unwrap();
-    writer.seek(SeekFrom::Start(20_000)).unwrap();
-    writer
-        .write_all(&[crate::util::byte(20_000) ^ 0x40])
-        .unwrap();
-    writer.sync_all().unwrap();
-    for file in test.open() {
-        let buffer = SlotBuffer::new(8, 4096).unwrap();
-        let reads: Vec<_> = (0..8).map(|i| wish(i, 4096 * i as u64, 4096)).collect();
-        let (buffer, outcome) = reader.submit(buffer, &file, &reads).wait();
-        match outcome {
-            Err(IoError::Checksum {
-                path,
-                offset_bytes: 16_384,
-                len_bytes: 4096,
-                expected,
-                got,
-            }) => {
-                assert_eq!(path, test.path);
-                assert_eq!(Some(expected), reads[4].crc32c);
-                assert_ne!(expected, got);
+    for reader in readers(4) {
+        let mut writer = std::fs::OpenOptions::new()
+            .write(true)
+            .open(&test.path)
+            .unwrap();
+        writer.seek(SeekFrom::Start(20_000)).unwrap();
+        writer
+            .write_all(&[crate::util::byte(20_000) ^ 0x40])
+            .unwrap();
+        writer.sync_all().unwrap();
+        for file in test.open() {
+            let buffer = SlotBuffer::new(8, 4096).unwrap();
+            let reads: Vec<_> = (0..8).map(|i| wish(i, 4096 * i as u64, 4096)).collect();
+            let (buffer, outcome) = reader.submit(buffer, &file, &reads).wait();
+            match outcome {
+                Err(IoError::Checksum {
+                    path,
+                    offset_bytes: 16_384,
+                    len_bytes: 4096,
+                    expected,
+                    got,
+                }) => {
+                    assert_eq!(path, test.path);
+                    assert_eq!(Some(expected), reads[4].crc32c);
+                    assert_ne!(expected, got);
+                }
+                other => panic!("{other:?}"),
             }
-            other => panic!("{other:?}"),
+            assert_alive(&reader, buffer, &file);
         }
-        assert_alive(&reader, buffer, &file);
     }
 }
 
@@ -50,80 +51,84 @@ fn a_flipped_byte_is_an_error_that_says_where() {
 fn a_file_cut_short_is_an_error_that_says_where() {
     for cut in [1, 4096, 500_000] {
         let test = TestFile::new(1 << 20);
-        let reader = Reader::new(3).unwrap();
-        let files = test.open();
-        let whole = std::fs::OpenOptions::new()
-            .write(true)
-            .open(&test.path)
-            .unwrap();
-        whole.set_len((1 << 20) - cut).unwrap();
-        for file in files {
-            // The length it had when opened makes the read look possible.
-            let buffer = SlotBuffer::new(3, 8192).unwrap();
-            let reads = [wish(0, 0, 8192), wish(2, (1 << 20) - 8192, 8192)];
-            let (buffer, outcome) = reader.submit(buffer, &file, &reads).wait();
-            let error = outcome.unwrap_err();
-            assert!(
-                matches!(error, IoError::EndOfFile { offset_bytes, .. } if offset_bytes == (1 << 20) - 8192)
-            );
-            assert!(
-                error.to_string().contains("neurons.bin") && error.to_string().contains("1040384"),
-                "{error}"
-            );
-            assert_alive(&reader, buffer, &file);
+        for reader in readers(3) {
+            let files = test.open();
+            let whole = std::fs::OpenOptions::new()
+                .write(true)
+                .open(&test.path)
+                .unwrap();
+            whole.set_len((1 << 20) - cut).unwrap();
+            for file in files {
+                // The length it had when opened makes the read look possible.
+                let buffer = SlotBuffer::new(3, 8192).unwrap();
+                let reads = [wish(0, 0, 8192), wish(2, (1 << 20) - 8192, 8192)];
+                let (buffer, outcome) = reader.submit(buffer, &file, &reads).wait();
+                let error = outcome.unwrap_err();
+                assert!(
+                    matches!(error, IoError::EndOfFile { offset_bytes, .. } if offset_bytes == (1 << 20) - 8192)
+                );
+                assert!(
+                    error.to_string().contains("neurons.bin")
+                        && error.to_string().contains("1040384"),
+                    "{error}"
+                );
+                assert_alive(&reader, buffer, &file);
+            }
+            let short = FlashFile::open(&test.path, DirectIo::Preferred).unwrap();
+            assert_eq!(short.len_bytes(), (1 << 20) - cut);
         }
-        let short = FlashFile::open(&test.path, DirectIo::Preferred).unwrap();
-        assert_eq!(short.len_bytes(), (1 << 20) - cut);
     }
 }
 
 #[test]
 fn reads_beyond_the_end_are_errors_without_any_io() {
     let test = TestFile::new(5000);
-    let reader = Reader::new(2).unwrap();
-    for file in test.open() {
-        for (offset_bytes, len_bytes) in [
-            (0, 5001),
-            (5000, 1),
-            (1 << 40, 8),
-            (u64::MAX, 1),
-            (u64::MAX - 3, 8),
-        ] {
-            let before = reader.counters();
-            let buffer = SlotBuffer::new(2, 8192).unwrap();
-            let reads = [
-                wish(1, 0, 512),
-                SlotRead {
-                    slot: 0,
-                    offset_bytes,
-                    len_bytes,
-                    crc32c: None,
-                },
-            ];
-            let (buffer, outcome) = reader.submit(buffer, &file, &reads).wait();
-            assert!(matches!(
-                outcome,
-                Err(IoError::EndOfFile {
-                    file_bytes: 5000,
-                    ..
-                })
-            ));
-            assert_eq!(reader.counters(), before);
-            assert_alive(&reader, buffer, &file);
+    for reader in readers(2) {
+        for file in test.open() {
+            for (offset_bytes, len_bytes) in [
+                (0, 5001),
+                (5000, 1),
+                (1 << 40, 8),
+                (u64::MAX, 1),
+                (u64::MAX - 3, 8),
+            ] {
+                let before = reader.counters();
+                let buffer = SlotBuffer::new(2, 8192).unwrap();
+                let reads = [
+                    wish(1, 0, 512),
+                    SlotRead {
+                        slot: 0,
+                        offset_bytes,
+                        len_bytes,
+                        crc32c: None,
+                    },
+                ];
+                let (buffer, outcome) = reader.submit(buffer, &file, &reads).wait();
+                assert!(matches!(
+                    outcome,
+                    Err(IoError::EndOfFile {
+                        file_bytes: 5000,
+                        ..
+                    })
+                ));
+                assert_eq!(reader.counters(), before);
+                assert_alive(&reader, buffer, &file);
+            }
         }
     }
 }
 
 #[test]
 fn empty_and_tiny_files_open_and_read() {
-    let reader = Reader::new(2).unwrap();
-    for len in [0usize, 1, 8, 511, 512, 513, 4095, 4097] {
-        for file in TestFile::new(len).open() {
-            assert_eq!(file.len_bytes(), len as u64);
-            let buffer = SlotBuffer::new(2, 5000).unwrap();
-            let (buffer, outcome) = reader.submit(buffer, &file, &[wish(1, 0, len)]).wait();
-            outcome.unwrap();
-            assert!(is_filled(buffer.slot(1), 0, len));
+    for reader in readers(2) {
+        for len in [0usize, 1, 8, 511, 512, 513, 4095, 4097] {
+            for file in TestFile::new(len).open() {
+                assert_eq!(file.len_bytes(), len as u64);
+                let buffer = SlotBuffer::new(2, 5000).unwrap();
+                let (buffer, outcome) = reader.submit(buffer, &file, &[wish(1, 0, len)]).wait();
+                outcome.unwrap();
+                assert!(is_filled(buffer.slot(1), 0, len));
+            }
         }
     }
 }
@@ -131,28 +136,29 @@ fn empty_and_tiny_files_open_and_read() {
 #[test]
 fn zero_length_reads_check_their_sum() {
     let file = &TestFile::new(5000).open()[0];
-    let reader = Reader::new(2).unwrap();
-    let buffer = SlotBuffer::new(3, 16).unwrap();
-    let empty = |slot, crc32c| SlotRead {
-        slot,
-        offset_bytes: 17,
-        len_bytes: 0,
-        crc32c,
-    };
-    let (buffer, outcome) = reader
-        .submit(buffer, file, &[empty(0, None), empty(2, Some(0))])
-        .wait();
-    outcome.unwrap();
-    assert_eq!(reader.counters().bytes, 0);
-    let (_, outcome) = reader.submit(buffer, file, &[empty(0, Some(7))]).wait();
-    assert!(matches!(
-        outcome,
-        Err(IoError::Checksum {
-            expected: 7,
-            got: 0,
-            ..
-        })
-    ));
+    for reader in readers(2) {
+        let buffer = SlotBuffer::new(3, 16).unwrap();
+        let empty = |slot, crc32c| SlotRead {
+            slot,
+            offset_bytes: 17,
+            len_bytes: 0,
+            crc32c,
+        };
+        let (buffer, outcome) = reader
+            .submit(buffer, file, &[empty(0, None), empty(2, Some(0))])
+            .wait();
+        outcome.unwrap();
+        assert_eq!(reader.counters().bytes, 0);
+        let (_, outcome) = reader.submit(buffer, file, &[empty(0, Some(7))]).wait();
+        assert!(matches!(
+            outcome,
+            Err(IoError::Checksum {
+                expected: 7,
+                got: 0,
+                ..
+            })
+        ));
+    }
 }
 
 #[test]
@@ -190,23 +196,24 @@ fn a_file_system_without_direct_io_is_read_buffered() {
 #[test]
 fn buffered_reads_leave_the_page_cache_empty() {
     let test = TestFile::new(8 << 20);
-    let reader = Reader::new(4).unwrap();
-    let file = FlashFile::open(&test.path, DirectIo::Off).unwrap();
-    let mut buffer = SlotBuffer::new(1, 1 << 20).unwrap();
-    for i in 0..8 {
-        let (back, outcome) = reader
-            .submit(buffer, &file, &[wish(0, i << 20, 1 << 20)])
-            .wait();
-        outcome.unwrap();
-        buffer = back;
+    for reader in readers(4) {
+        let file = FlashFile::open(&test.path, DirectIo::Off).unwrap();
+        let mut buffer = SlotBuffer::new(1, 1 << 20).unwrap();
+        for i in 0..8 {
+            let (back, outcome) = reader
+                .submit(buffer, &file, &[wish(0, i << 20, 1 << 20)])
+                .wait();
+            outcome.unwrap();
+            buffer = back;
+        }
+        // Pages written and synced were cached; reading them has dropped them all.
+        let map = std::fs::File::open(&test.path).unwrap();
+        let cached = cached_share(&map, 8 << 20);
+        assert!(
+            cached.is_none_or(|share| share < 0.02),
+            "{cached:?} of the file is still cached"
+        );
     }
-    // Pages written and synced were cached; reading them has dropped them all.
-    let map = std::fs::File::open(&test.path).unwrap();
-    let cached = cached_share(&map, 8 << 20);
-    assert!(
-        cached.is_none_or(|share| share < 0.02),
-        "{cached:?} of the file is still cached"
-    );
 }
 
 /// Share of the file's first bytes that a read answers without waiting for the device.

@@ -1,8 +1,8 @@
 //! Who owns the buffer, and when: tickets dropped, forgotten, waited for, misused.
 
-use crate::util::{is_filled, wish, TestFile};
+use crate::util::{is_filled, readers, wish, TestFile};
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use wick_io::{Reader, SlotBuffer, SlotRead};
+use wick_io::{SlotBuffer, SlotRead};
 
 const SLOT_BYTES: usize = 4096;
 
@@ -15,22 +15,23 @@ fn reads(count: usize, turn: usize) -> Vec<SlotRead> {
 #[test]
 fn tickets_dropped_while_reading_do_no_harm() {
     let test = TestFile::new(200 * SLOT_BYTES);
-    let reader = Reader::new(16).unwrap();
-    for file in test.open() {
-        for turn in 0..1000 {
+    for reader in readers(16) {
+        for file in test.open() {
+            for turn in 0..1000 {
+                let buffer = SlotBuffer::new(16, SLOT_BYTES).unwrap();
+                drop(reader.submit(buffer, &file, &reads(16, turn)));
+                // Memory that takes the place of the buffer, were it freed too early.
+                let decoy = vec![0u8; 16 * SLOT_BYTES];
+                std::thread::yield_now();
+                assert!(decoy.iter().all(|&byte| byte == 0));
+            }
             let buffer = SlotBuffer::new(16, SLOT_BYTES).unwrap();
-            drop(reader.submit(buffer, &file, &reads(16, turn)));
-            // Memory that takes the place of the buffer, were it freed too early.
-            let decoy = vec![0u8; 16 * SLOT_BYTES];
-            std::thread::yield_now();
-            assert!(decoy.iter().all(|&byte| byte == 0));
+            reader
+                .submit(buffer, &file, &reads(16, 0))
+                .wait()
+                .1
+                .unwrap();
         }
-        let buffer = SlotBuffer::new(16, SLOT_BYTES).unwrap();
-        reader
-            .submit(buffer, &file, &reads(16, 0))
-            .wait()
-            .1
-            .unwrap();
     }
 }
 
@@ -38,12 +39,13 @@ fn tickets_dropped_while_reading_do_no_harm() {
 fn forgotten_tickets_do_no_harm() {
     let test = TestFile::new(200 * SLOT_BYTES);
     for file in test.open() {
-        let reader = Reader::new(4).unwrap();
-        for turn in 0..50 {
-            let buffer = SlotBuffer::new(4, SLOT_BYTES).unwrap();
-            std::mem::forget(reader.submit(buffer, &file, &reads(4, turn)));
+        for reader in readers(4) {
+            for turn in 0..50 {
+                let buffer = SlotBuffer::new(4, SLOT_BYTES).unwrap();
+                std::mem::forget(reader.submit(buffer, &file, &reads(4, turn)));
+            }
+            drop(reader);
         }
-        drop(reader);
     }
 }
 
@@ -51,25 +53,26 @@ fn forgotten_tickets_do_no_harm() {
 fn a_reader_dropped_first_finishes_its_tickets() {
     let test = TestFile::new(200 * SLOT_BYTES);
     for file in test.open() {
-        let reader = Reader::new(2).unwrap();
-        let clone = reader.clone();
-        let tickets: Vec<_> = (0..20)
-            .map(|_| {
-                reader.submit(
-                    SlotBuffer::new(50, SLOT_BYTES).unwrap(),
-                    &file,
-                    &reads(50, 0),
-                )
-            })
-            .collect();
-        drop(reader);
-        assert_eq!(clone.threads(), 2);
-        drop(clone);
-        for ticket in tickets {
-            assert!(ticket.is_finished());
-            let (buffer, outcome) = ticket.wait();
-            outcome.unwrap();
-            assert!(is_filled(buffer.slot(1), 7 * SLOT_BYTES as u64, SLOT_BYTES));
+        for reader in readers(2) {
+            let clone = reader.clone();
+            let tickets: Vec<_> = (0..20)
+                .map(|_| {
+                    reader.submit(
+                        SlotBuffer::new(50, SLOT_BYTES).unwrap(),
+                        &file,
+                        &reads(50, 0),
+                    )
+                })
+                .collect();
+            drop(reader);
+            assert_eq!(clone.threads(), 2);
+            drop(clone);
+            for ticket in tickets {
+                assert!(ticket.is_finished());
+                let (buffer, outcome) = ticket.wait();
+                outcome.unwrap();
+                assert!(is_filled(buffer.slot(1), 7 * SLOT_BYTES as u64, SLOT_BYTES));
+            }
         }
     }
 }
@@ -77,103 +80,108 @@ fn a_reader_dropped_first_finishes_its_tickets() {
 #[test]
 fn slots_being_filled_cannot_be_seen() {
     let file = &TestFile::new(10 * SLOT_BYTES).open()[0];
-    let reader = Reader::new(2).unwrap();
-    let (buffer, outcome) = reader
-        .submit(
-            SlotBuffer::new(3, SLOT_BYTES).unwrap(),
-            file,
-            &[wish(2, 512, 100)],
-        )
-        .wait();
-    outcome.unwrap();
-    let ticket = reader.submit(buffer, file, &[wish(0, 0, SLOT_BYTES), wish(1, 0, 0)]);
-    assert!(is_filled(ticket.slot(2), 512, 100));
-    for slot in [0, 1, 3] {
-        assert!(catch_unwind(AssertUnwindSafe(|| ticket.slot(slot).len())).is_err());
+    for reader in readers(2) {
+        let (buffer, outcome) = reader
+            .submit(
+                SlotBuffer::new(3, SLOT_BYTES).unwrap(),
+                file,
+                &[wish(2, 512, 100)],
+            )
+            .wait();
+        outcome.unwrap();
+        let ticket = reader.submit(buffer, file, &[wish(0, 0, SLOT_BYTES), wish(1, 0, 0)]);
+        assert!(is_filled(ticket.slot(2), 512, 100));
+        for slot in [0, 1, 3] {
+            assert!(catch_unwind(AssertUnwindSafe(|| ticket.slot(slot).len())).is_err());
+        }
+        let (buffer, outcome) = ticket.wait();
+        outcome.unwrap();
+        assert!(is_filled(buffer.slot(0), 0, SLOT_BYTES));
+        assert!(is_filled(buffer.slot(2), 512, 100));
     }
-    let (buffer, outcome) = ticket.wait();
-    outcome.unwrap();
-    assert!(is_filled(buffer.slot(0), 0, SLOT_BYTES));
-    assert!(is_filled(buffer.slot(2), 512, 100));
 }
 
 #[test]
 fn callers_mistakes_panic() {
     let file = &TestFile::new(10 * SLOT_BYTES).open()[0];
-    let reader = Reader::new(2).unwrap();
-    let read = |slot, len_bytes| SlotRead {
-        slot,
-        offset_bytes: 0,
-        len_bytes,
-        crc32c: None,
-    };
-    for bad in [
-        vec![read(2, 8)],
-        vec![read(0, SLOT_BYTES + 1)],
-        vec![read(1, 8), read(0, 8), read(1, 8)],
-    ] {
+    for reader in readers(2) {
+        let read = |slot, len_bytes| SlotRead {
+            slot,
+            offset_bytes: 0,
+            len_bytes,
+            crc32c: None,
+        };
+        for bad in [
+            vec![read(2, 8)],
+            vec![read(0, SLOT_BYTES + 1)],
+            vec![read(1, 8), read(0, 8), read(1, 8)],
+        ] {
+            let buffer = SlotBuffer::new(2, SLOT_BYTES).unwrap();
+            assert!(catch_unwind(AssertUnwindSafe(|| reader.submit(buffer, file, &bad))).is_err());
+        }
         let buffer = SlotBuffer::new(2, SLOT_BYTES).unwrap();
-        assert!(catch_unwind(AssertUnwindSafe(|| reader.submit(buffer, file, &bad))).is_err());
+        reader
+            .submit(buffer, file, &[wish(0, 0, 8)])
+            .wait()
+            .1
+            .unwrap();
     }
-    let buffer = SlotBuffer::new(2, SLOT_BYTES).unwrap();
-    reader
-        .submit(buffer, file, &[wish(0, 0, 8)])
-        .wait()
-        .1
-        .unwrap();
 }
 
 #[test]
 fn nothing_to_read_is_done_at_once() {
     let file = &TestFile::new(100).open()[0];
-    let reader = Reader::new(1).unwrap();
-    let ticket = reader.submit(SlotBuffer::new(2, 8).unwrap(), file, &[]);
-    assert!(ticket.is_finished());
-    assert_eq!(ticket.slot(1), [0; 8]);
-    ticket.wait().1.unwrap();
-    assert_eq!(reader.counters().requests, 0);
+    for reader in readers(1) {
+        let ticket = reader.submit(SlotBuffer::new(2, 8).unwrap(), file, &[]);
+        assert!(ticket.is_finished());
+        assert_eq!(ticket.slot(1), [0; 8]);
+        ticket.wait().1.unwrap();
+        assert_eq!(reader.counters().requests, 0);
+    }
 }
 
 #[test]
 fn many_threads_share_a_reader() {
     let test = TestFile::new(200 * SLOT_BYTES);
-    let reader = Reader::new(32).unwrap();
-    std::thread::scope(|scope| {
-        for thread in 0..12 {
-            let (reader, file) = (reader.clone(), test.open()[thread % 2].clone());
-            scope.spawn(move || {
-                let mut buffer = SlotBuffer::new(40, SLOT_BYTES).unwrap();
-                for turn in 0..50 {
-                    let reads = reads(40, turn + thread);
-                    let (back, outcome) = reader.submit(buffer, &file, &reads).wait();
-                    outcome.unwrap();
-                    buffer = back;
-                    let filled = |read: &SlotRead| {
-                        is_filled(buffer.slot(read.slot), read.offset_bytes, SLOT_BYTES)
-                    };
-                    assert!(reads.iter().all(filled));
-                }
-            });
-        }
-    });
-    assert!(reader.counters().bytes >= 12 * 50 * 40 * SLOT_BYTES as u64);
+    for reader in readers(32) {
+        std::thread::scope(|scope| {
+            for thread in 0..12 {
+                let (reader, file) = (reader.clone(), test.open()[thread % 2].clone());
+                scope.spawn(move || {
+                    let mut buffer = SlotBuffer::new(40, SLOT_BYTES).unwrap();
+                    for turn in 0..50 {
+                        let reads = reads(40, turn + thread);
+                        let (back, outcome) = reader.submit(buffer, &file, &reads).wait();
+                        outcome.unwrap();
+                        buffer = back;
+                        let filled = |read: &SlotRead| {
+                            is_filled(buffer.slot(read.slot), read.offset_bytes, SLOT_BYTES)
+                        };
+                        assert!(reads.iter().all(filled));
+                    }
+                });
+            }
+        });
+        assert!(reader.counters().bytes >= 12 * 50 * 40 * SLOT_BYTES as u64);
+    }
 }
 
 #[test]
 fn neighbours_are_one_request() {
     let file = &TestFile::new(200 * SLOT_BYTES).open()[0];
-    let reader = Reader::new(4).unwrap();
-    let reads: Vec<_> = (0..64)
-        .map(|i| wish(63 - i, (i * SLOT_BYTES) as u64, SLOT_BYTES))
-        .collect();
-    reader
-        .submit(SlotBuffer::new(64, SLOT_BYTES).unwrap(), file, &reads)
-        .wait()
-        .1
-        .unwrap();
-    let counters = reader.counters();
-    assert_eq!(
-        (counters.requests, counters.bytes),
-        (1, 64 * SLOT_BYTES as u64)
-    );
+    for reader in readers(4) {
+        let reads: Vec<_> = (0..64)
+            .map(|i| wish(63 - i, (i * SLOT_BYTES) as u64, SLOT_BYTES))
+            .collect();
+        reader
+            .submit(SlotBuffer::new(64, SLOT_BYTES).unwrap(), file, &reads)
+            .wait()
+            .1
+            .unwrap();
+        let counters = reader.counters();
+        assert_eq!(
+            (counters.requests, counters.bytes),
+            (1, 64 * SLOT_BYTES as u64)
+        );
+    }
 }

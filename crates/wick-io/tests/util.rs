@@ -1,7 +1,7 @@
 //! A file of known bytes in a temporary folder.
 
 use std::path::PathBuf;
-use wick_io::{DirectIo, FlashFile, SlotRead};
+use wick_io::{DirectIo, Engine, FlashFile, Reader, ReaderOptions, SlotRead};
 
 /// Byte `i` of every file made here.
 pub(crate) fn byte(i: u64) -> u8 {
@@ -52,4 +52,17 @@ pub(crate) fn is_filled(slot: &[u8], offset_bytes: u64, len_bytes: usize) -> boo
         .iter()
         .zip(offset_bytes..)
         .all(|(&got, i)| got == byte(i))
+}
+
+/// A reader of each engine.
+pub(crate) fn readers(depth: usize) -> Vec<Reader> {
+    let reader = |engine| {
+        let options = ReaderOptions {
+            engine,
+            depth,
+            ..ReaderOptions::default()
+        };
+        Reader::with_options(&options).unwrap()
+    };
+    [Engine::Pool, Engine::Uring].map(reader).into()
 }

@@ -1,0 +1,165 @@
+//! A short trial of both engines on a file: which of them reads its records faster, for less processor time.
+//!
+//! Random reads of 16 KiB, the size of a small record, in short rounds by turns, so that a disturbance hits both.
+//!
+//! Not here: the device's limits, which take longer to find (`benches/read.rs`).
+
+use crate::options::{Engine, ReaderOptions};
+use crate::plan::SlotRead;
+use crate::{FlashFile, IoError, Reader, SlotBuffer};
+use std::time::{Duration, Instant};
+
+const RECORD_BYTES: usize = 16 << 10;
+/// Records of a submit.
+const BATCH_COUNT: usize = 64;
+/// Rounds of each engine, and how long one lasts at least.
+const ROUNDS: usize = 3;
+const ROUND_TIME: Duration = Duration::from_millis(8);
+/// The ring is preferred down to this share of the pool's throughput, for the processor time it leaves to others.
+const RING_RATE_MIN: f64 = 0.9;
+
+/// What an engine did in a trial.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineRate {
+    /// The best round.
+    pub bytes_per_s: f64,
+    /// Processor time of the process, over all rounds.
+    pub cpu_s_per_request: f64,
+}
+
+/// The trial's outcome.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EngineProbe {
+    /// The pool.
+    pub pool: EngineRate,
+    /// The ring; `None` where there is none.
+    pub uring: Option<EngineRate>,
+}
+
+impl EngineProbe {
+    /// Tries both engines with the depth of `options` on `file`.
+    pub fn run(file: &FlashFile, options: &ReaderOptions) -> Result<Self, IoError> {
+        let reader = |engine| {
+            Reader::with_options(&ReaderOptions {
+                engine,
+                ..options.clone()
+            })
+        };
+        let mut probe = Self {
+            pool: EngineRate::default(),
+            uring: None,
+        };
+        let ring = reader(Engine::Uring)?;
+        if ring.engine() != Engine::Uring || file.len_bytes() < RECORD_BYTES as u64 {
+            return Ok(probe);
+        }
+        let pool = reader(Engine::Pool)?;
+        let mut trial = Trial::new(file)?;
+        for _ in 0..ROUNDS {
+            trial.round(&pool, &mut probe.pool)?;
+            trial.round(&ring, probe.uring.get_or_insert_default())?;
+        }
+        for (rate, reader) in [
+            (Some(&mut probe.pool), &pool),
+            (probe.uring.as_mut(), &ring),
+        ] {
+            if let Some(rate) = rate {
+                rate.cpu_s_per_request /= reader.counters().requests.max(1) as f64;
+            }
+        }
+        Ok(probe)
+    }
+
+    /// The engine to use: the ring where it reads about as fast as the pool, for less processor time.
+    pub fn choice(&self) -> Engine {
+        let is_better = |ring: EngineRate| {
+            let is_fast = ring.bytes_per_s >= RING_RATE_MIN * self.pool.bytes_per_s;
+            is_fast && ring.cpu_s_per_request <= self.pool.cpu_s_per_request
+        };
+        if self.uring.is_some_and(is_better) {
+            Engine::Uring
+        } else {
+            Engine::Pool
+        }
+    }
+}
+
+struct Trial<'a> {
+    file: &'a FlashFile,
+    buffer: Option<SlotBuffer>,
+    reads: Vec<SlotRead>,
+    seed: u64,
+}
+
+impl<'a> Trial<'a> {
+    fn new(file: &'a FlashFile) -> Result<Self, IoError> {
+        Ok(Self {
+            file,
+            buffer: Some(SlotBuffer::new(BATCH_COUNT, RECORD_BYTES)?),
+            reads: Vec::with_capacity(BATCH_COUNT),
+            seed: 1,
+        })
+    }
+
+    /// Reads for [`ROUND_TIME`], adding what it took to `rate`.
+    fn round(&mut self, reader: &Reader, rate: &mut EngineRate) -> Result<(), IoError> {
+        let (start, cpu, before) = (Instant::now(), cpu_time(), reader.counters().bytes);
+        while start.elapsed() < ROUND_TIME {
+            let Some(buffer) = self.buffer.take() else {
+                break;
+            };
+            self.draw();
+            let (buffer, outcome) = reader.submit(buffer, self.file, &self.reads).wait();
+            self.buffer = Some(buffer);
+            outcome?;
+        }
+        let bytes = (reader.counters().bytes - before) as f64;
+        rate.bytes_per_s = rate.bytes_per_s.max(bytes / start.elapsed().as_secs_f64());
+        rate.cpu_s_per_request += cpu_time().saturating_sub(cpu).as_secs_f64();
+        Ok(())
+    }
+
+    /// Draws the records of the next submit.
+    fn draw(&mut self) {
+        let record_count = self.file.len_bytes() / RECORD_BYTES as u64;
+        self.reads.clear();
+        for slot in 0..BATCH_COUNT {
+            // Knuth's linear congruential generator; its upper bits are the good ones.
+            self.seed = self
+                .seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            self.reads.push(SlotRead {
+                slot,
+                offset_bytes: (self.seed >> 33) % record_count * RECORD_BYTES as u64,
+                len_bytes: RECORD_BYTES,
+                crc32c: None,
+            });
+        }
+    }
+}
+
+/// Processor time of this process so far, user and system.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_is_chosen_only_where_it_pays() {
+        let rate = |bytes_per_s, cpu_s_per_request| EngineRate {
+            bytes_per_s,
+            cpu_s_per_request,
+        };
+        let pool = rate(1e9, 6e-6);
+        let choice = |uring| EngineProbe { pool, uring }.choice();
+        assert_eq!(choice(None), Engine::Pool);
+        assert_eq!(choice(Some(rate(0.95e9, 3e-6))), Engine::Uring);
+        assert_eq!(choice(Some(rate(0.8e9, 3e-6))), Engine::Pool);
+        assert_eq!(choice(Some(rate(1.2e9, 7e-6))), Engine::Pool);
+    }
+}
