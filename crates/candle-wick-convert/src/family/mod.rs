@@ -84,6 +84,16 @@ impl TensorNeed {
     }
 }
 
+/// The name that a tensor has in a whole model, for one that was saved without its head: `prefix` is left out there
+/// before each of `parts`.
+fn with_prefix(name: &str, prefix: &str, parts: &[&str]) -> String {
+    if parts.iter().any(|part| name.starts_with(part)) {
+        format!("{prefix}{name}")
+    } else {
+        name.to_string()
+    }
+}
+
 /// The weight of a linear layer or a norm, of `shape`, and its bias.
 fn with_bias(name: &str, shape: &[usize]) -> [TensorNeed; 2] {
     [
@@ -162,6 +172,24 @@ mod tests {
             .collect();
         let unique: std::collections::BTreeSet<_> = types.iter().collect();
         assert_eq!(types.len(), unique.len());
+    }
+
+    #[test]
+    fn names_of_models_without_their_head() {
+        for (family, current) in [
+            (&falcon::FAMILY, "transformer.h.3.ln_attn.weight"),
+            (&falcon::FAMILY, "transformer.word_embeddings.weight"),
+            (&llama::FAMILY, "model.layers.3.mlp.up_proj.weight"),
+            (&llama::FAMILY, "model.norm.weight"),
+            (&opt::FAMILY, "model.decoder.layers.3.fc1.bias"),
+            (&persimmon::FAMILY, "model.layers.3.mlp.dense_h_to_4h.bias"),
+            (&persimmon::FAMILY, "model.final_layernorm.bias"),
+        ] {
+            let (_, bare) = current.split_once('.').unwrap();
+            assert_eq!((family.rename)(bare), current);
+            assert_eq!((family.rename)(current), current);
+            assert_eq!((family.rename)("lm_head.weight"), "lm_head.weight");
+        }
     }
 
     #[test]
