@@ -77,6 +77,9 @@ fn tiny_models_give_the_same_bytes_everywhere() {
         ("falcon-40b-new-architecture", &both[..1]),
         ("phi-2", &both[..1]),
         ("persimmon", &both[..]),
+        ("falcon-rw-alibi", &both[..1]),
+        ("opt-350m-post-ln", &both[..]),
+        ("mistral-sliding-window", &both[..1]),
     ] {
         let out = converted(&fixture(name));
         // Five slots are below the floor of any budget, and still enough to be exact.

@@ -94,5 +94,56 @@ fn parsed<C: ModelConfig + DeserializeOwned + 'static>(
 ) -> std::result::Result<Box<C>, String> {
     serde_json::from_value(json.clone())
         .map(Box::new)
-        .map_err(|error| error.to_string())
+        .map_err(|error| match wrong_key::<C>(json, &error) {
+            Some(key) => format!("{key}: {error}"),
+            None => error.to_string(),
+        })
+}
+
+/// The key whose value is the reason of `error`, which does not tell: without it there is none, or another one.
+fn wrong_key<'a, C: DeserializeOwned>(
+    json: &'a Value,
+    error: &serde_json::Error,
+) -> Option<&'a str> {
+    let values = json.as_object()?;
+    let is_reason = |key: &&String| {
+        let mut others = values.clone();
+        others.remove(*key);
+        let parsed = serde_json::from_value::<C>(Value::Object(others));
+        parsed.err().map(|other| other.to_string()) != Some(error.to_string())
+    };
+    values.keys().find(is_reason).map(String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn values_of_another_type_are_named_by_their_keys() {
+        let good = json!({
+            "model_type": "falcon", "hidden_size": 8, "vocab_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+        });
+        assert!(parse_config(&good).is_ok());
+        for (key, value) in [
+            ("alibi", json!(null)),
+            ("layer_norm_epsilon", json!("small")),
+            ("hidden_size", json!(8.5)),
+            ("rope_scaling", json!({"type": "linear", "factor": "2"})),
+        ] {
+            let mut bad = good.clone();
+            bad[key] = value;
+            let reason = parse_config(&bad).err().unwrap();
+            assert!(
+                reason.starts_with(&format!("{key}: invalid type")),
+                "{reason}"
+            );
+        }
+        let reason = parse_config(&json!({"model_type": "falcon"}))
+            .err()
+            .unwrap();
+        assert!(reason.contains("missing field"), "{reason}");
+    }
 }

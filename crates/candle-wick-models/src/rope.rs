@@ -71,8 +71,7 @@ impl RopeParameters {
     fn inv_freq(&self, theta: f64, dim: usize) -> std::result::Result<Vec<f32>, String> {
         self.check_not_by_layer()?;
         let plain = (0..dim / 2).map(|i| 1.0 / (theta as f32).powf(2.0 * i as f32 / dim as f32));
-        let rope_type = self.rope_type.as_deref().or(self.older_type.as_deref());
-        let frequencies: Vec<f32> = match rope_type.unwrap_or("default") {
+        let frequencies: Vec<f32> = match self.kind()? {
             "default" => plain.collect(),
             "linear" => {
                 let factor = needed(self.factor, "factor")?;
@@ -97,6 +96,16 @@ impl RopeParameters {
                 "rope_theta {theta} and the scaling beside it give a frequency of {frequency}"
             )),
             None => Ok(frequencies),
+        }
+    }
+
+    /// Of two names that differ some releases of transformers obey the one and some the other.
+    fn kind(&self) -> std::result::Result<&str, String> {
+        match (self.rope_type.as_deref(), self.older_type.as_deref()) {
+            (Some(kind), Some(other)) if kind != other => Err(format!(
+                "rope scaling has rope_type \"{kind}\" and type \"{other}\", expected one of the two"
+            )),
+            (kind, older) => Ok(kind.or(older).unwrap_or("default")),
         }
     }
 
@@ -220,6 +229,10 @@ mod tests {
             (json!({"rope_type": "yarn", "factor": 4.0}), "\"yarn\""),
             (json!({"type": "su"}), "\"su\""),
             (json!({"type": "linear"}), "\"factor\""),
+            (
+                json!({"type": "linear", "rope_type": "default", "factor": 2}),
+                "one of the two",
+            ),
             (json!({"type": "dynamic", "factor": 0}), "factor is 0"),
             (
                 json!({"type": "linear", "factor": 1e-300}),

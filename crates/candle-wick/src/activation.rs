@@ -69,12 +69,8 @@ const NAMES: [(&str, Activation); 21] = [
     ("linear", Activation::Linear),
 ];
 
-/// `laplace` is `relu2` in value and slope at `sqrt(1/2)`: mean and deviation, with transformers' digits.
-#[expect(
-    clippy::approx_constant,
-    reason = "these are the digits that models were trained with"
-)]
-const LAPLACE_MEAN: f32 = 0.707_107;
+/// `laplace` is `relu2` in value and slope at its mean; transformers has six digits of it.
+const LAPLACE_MEAN: f32 = std::f32::consts::FRAC_1_SQRT_2;
 const LAPLACE_DEVIATION: f32 = 0.282_095;
 
 impl Activation {

@@ -3,7 +3,7 @@
 //! The first uploads are of type `RefinedWebModel` (7B, RW) or `RefinedWeb` (40B), with keys of their own for
 //! layers and heads; their tensors have the current names. Queries, keys and values stay fused, as stored.
 
-use super::{parameters, Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
+use super::{parameters, with_prefix, Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
 use crate::config::ModelConfig;
 use crate::ConvertError;
 
@@ -60,12 +60,7 @@ fn old_kv_heads(config: &ModelConfig) -> Result<usize, ConvertError> {
 
 /// A model that was saved without its head has names without the prefix.
 fn rename(name: &str) -> String {
-    let bare = ["h.", "word_embeddings.", "ln_f."];
-    if bare.iter().any(|start| name.starts_with(start)) {
-        format!("transformer.{name}")
-    } else {
-        name.to_string()
-    }
+    with_prefix(name, "transformer.", &["h.", "word_embeddings.", "ln_f."])
 }
 
 fn spec(config: &ModelConfig) -> Result<ModelSpec, ConvertError> {

@@ -1,18 +1,24 @@
 //! Llama, ProSparse, Mistral and Qwen2: gated FFN, grouped-query attention, the same tensor names. They differ in
 //! which projections have a bias, and in what a missing `num_key_value_heads` means.
 
-use super::{parameters, Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
+use super::{parameters, with_prefix, Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
 use crate::config::ModelConfig;
 use crate::ConvertError;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["llama", "sparsellama", "mistral", "qwen2"],
     supported: "llama, sparsellama, mistral, qwen2",
+    rename,
     spec,
     ..CURRENT
 };
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// A model that was saved without its head has names without the prefix.
+fn rename(name: &str) -> String {
+    with_prefix(name, "model.", &["embed_tokens.", "layers.", "norm."])
+}
 
 fn spec(config: &ModelConfig) -> Result<ModelSpec, ConvertError> {
     let hidden = config.size("hidden_size")?;

@@ -84,6 +84,16 @@ impl TensorNeed {
     }
 }
 
+/// The name that a tensor has in a whole model, for one that was saved without its head: `prefix` is left out there
+/// before each of `parts`.
+fn with_prefix(name: &str, prefix: &str, parts: &[&str]) -> String {
+    if parts.iter().any(|part| name.starts_with(part)) {
+        format!("{prefix}{name}")
+    } else {
+        name.to_string()
+    }
+}
+
 /// Parameters of the linear layer or norm `name`: the weight, of `shape`, and the bias where it has one.
 fn parameters(name: &str, shape: &[usize], bias: bool) -> impl Iterator<Item = TensorNeed> {
     let weight = TensorNeed::new(format!("{name}.weight"), shape);
@@ -189,5 +199,23 @@ mod tests {
             .collect();
         let unique: std::collections::BTreeSet<_> = types.iter().collect();
         assert_eq!(types.len(), unique.len());
+    }
+
+    #[test]
+    fn names_of_models_without_their_head() {
+        for (family, current) in [
+            (&falcon::FAMILY, "transformer.h.3.ln_attn.weight"),
+            (&falcon::FAMILY, "transformer.word_embeddings.weight"),
+            (&llama::FAMILY, "model.layers.3.mlp.up_proj.weight"),
+            (&llama::FAMILY, "model.norm.weight"),
+            (&opt::FAMILY, "model.decoder.layers.3.fc1.bias"),
+            (&persimmon::FAMILY, "model.layers.3.mlp.dense_h_to_4h.bias"),
+            (&persimmon::FAMILY, "model.final_layernorm.bias"),
+        ] {
+            let (_, bare) = current.split_once('.').unwrap();
+            assert_eq!((family.rename)(bare), current);
+            assert_eq!((family.rename)(current), current);
+            assert_eq!((family.rename)("lm_head.weight"), "lm_head.weight");
+        }
     }
 }

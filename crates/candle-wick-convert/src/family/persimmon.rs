@@ -3,7 +3,7 @@
 //!
 //! Names of Adept's own release become those of transformers.
 
-use super::{parameters, Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
+use super::{parameters, with_prefix, Family, LayerSpec, ModelSpec, TensorNeed, CURRENT};
 use crate::config::ModelConfig;
 use crate::ConvertError;
 
@@ -23,14 +23,21 @@ fn modernise(config: &mut ModelConfig) -> Result<(), ConvertError> {
     Ok(())
 }
 
+/// Also of a model that was saved without its head, in which they have no prefix.
 fn rename(name: &str) -> String {
-    name.replace(".self_attention.", ".self_attn.")
+    let current = name
+        .replace(".self_attention.", ".self_attn.")
         .replace("language_model.encoder.", "model.")
         .replace(
             "language_model.embedding.word_embeddings.",
             "model.embed_tokens.",
         )
-        .replace("word_embeddings_for_head.", "lm_head.")
+        .replace("word_embeddings_for_head.", "lm_head.");
+    with_prefix(
+        &current,
+        "model.",
+        &["embed_tokens.", "layers.", "final_layernorm."],
+    )
 }
 
 fn spec(config: &ModelConfig) -> Result<ModelSpec, ConvertError> {
