@@ -3,9 +3,10 @@
 //! Goals: with one token, how far a product is from the rate at which memory can be read at all;
 //! with many, how much less a token costs.
 //! Non-goals: matrices that fit a cache. The weights are a buffer of 2 GB, walked so that nothing
-//! is met again before all else was. Reads and products take turns piece by piece, because other
-//! work on the machine disturbs both: the ratio is what counts. Figures are medians of five passes
-//! with the least and the most.
+//! is met again before all else was. There are two ways to only read: "plain", one sum from start to
+//! end, and "best", four streams at a time with prefetches, which is the fastest known. Reads and
+//! products take turns piece by piece, because other work on the machine disturbs both: the ratios
+//! are what counts. Figures are medians of five passes with the least and the most.
 //!
 //! `cargo bench -p wick-kernels --bench gemv`; `-- --test` runs a small buffer once, as a check.
 
@@ -86,8 +87,8 @@ fn measure(plan: &Plan) {
         pool.build().expect("threads can be started")
     });
     println!("\n### {}\n", isa_name());
-    println!("| one token | dtype | threads | read GB/s | product GB/s | ratio |");
-    println!("|---|---|---|---|---|---|");
+    let columns = "threads | plain GB/s | best GB/s | product GB/s | / plain | / best |";
+    println!("| one token | dtype | {columns}\n|---|---|---|---|---|---|---|---|");
     for &shape in plan.shapes {
         for dtype in DTYPES {
             for pool in &pools {
@@ -95,8 +96,7 @@ fn measure(plan: &Plan) {
             }
         }
     }
-    println!("\n| gathered rows, f16 | threads | read GB/s | dot GB/s | ratio | read GB/s | sum GB/s | ratio |");
-    println!("|---|---|---|---|---|---|---|---|");
+    println!("\n| gathered rows, f16 | product | {columns}\n|---|---|---|---|---|---|---|---|");
     for &shape in plan.gathers {
         for pool in &pools {
             pool.install(|| gathered(&bytes, shape));
@@ -108,16 +108,20 @@ fn measure(plan: &Plan) {
 /// One line: `dot_rows` with one token on all matrices in the buffer.
 fn dense(bytes: &[u8], (rows, width): (usize, usize), dtype: WeightDtype) {
     let row_bytes = width * dtype.size_bytes();
-    let matrices: Vec<&[u8]> = bytes.chunks_exact(rows * row_bytes).collect();
+    let matrices = bytes.len() / (rows * row_bytes);
     let x = vec![0.5f32; width];
     let mut out = vec![0f32; rows];
-    let turns = Turns::of(matrices.len(), |i| {
-        let other = matrices[(i + matrices.len() / 2) % matrices.len()];
-        let read = seconds(|| read(other));
-        let row = |r: usize| &matrices[i][r * row_bytes..(r + 1) * row_bytes];
-        let product = seconds(|| dot_rows(dtype, rows, row, &x, 1, &mut out));
+    let turns = Turns::of(matrices, |i| {
+        // What is read now is far from what the others read in this turn.
+        let row_of = |turn: usize| {
+            let matrix = (i + turn * matrices / 3) % matrices;
+            move |r: usize| &bytes[(matrix * rows + r) * row_bytes..][..row_bytes]
+        };
+        let plain = seconds(|| read(rows, row_of(0), sum_plain));
+        let best = seconds(|| read(rows, row_of(1), sum_best));
+        let product = seconds(|| dot_rows(dtype, rows, row_of(2), &x, 1, &mut out));
         black_box(&out);
-        (read, product)
+        [plain, best, product]
     });
     let threads = rayon::current_num_threads();
     let figures = turns.figures(rows * row_bytes);
@@ -127,45 +131,37 @@ fn dense(bytes: &[u8], (rows, width): (usize, usize), dtype: WeightDtype) {
     );
 }
 
-/// One line: dots with, and sums of, rows that lie anywhere.
+/// Two lines: dots with, and sums of, rows that lie anywhere.
 fn gathered(bytes: &[u8], (rows, width): (usize, usize)) {
     let row_bytes = 2 * width;
-    let slots = bytes.len() / row_bytes;
-    // An odd factor near the golden ratio: far jumps that meet every slot (a power of two of them).
-    let slots = 1 << slots.ilog2();
+    // An odd factor jumps far, and meets each slot of a power of two of them.
+    let slots = 1 << (bytes.len() / row_bytes).ilog2();
     let slot = |i: usize| i.wrapping_mul(0x9e37_79b1) % slots * row_bytes;
     let (x, mut out) = (vec![0.5f32; width], vec![0f32; rows]);
     let mut sums = Accumulator::new();
-    let sets = (slots / rows / 2).max(1);
-    let mut line = format!("| {rows} x {width} | {}", rayon::current_num_threads());
     for down in [false, true] {
-        let turns = Turns::of(sets, |i| {
-            let row_of = |set: usize| {
-                move |r: usize| {
-                    let start = slot(set * rows + r);
-                    &bytes[start..start + row_bytes]
-                }
+        let turns = Turns::of((slots / rows / 3).max(1), |i| {
+            let row_of = |turn: usize| {
+                move |r: usize| &bytes[slot((3 * i + turn) * rows + r)..][..row_bytes]
             };
-            let read = seconds(|| {
-                let row = row_of(2 * i);
-                let sum: u64 = (0..rows).into_par_iter().map(|r| sum_of(row(r))).sum();
-                black_box(sum);
-            });
-            let row = row_of(2 * i + 1);
+            let plain = seconds(|| read(rows, row_of(0), sum_plain));
+            let best = seconds(|| read(rows, row_of(1), sum_best));
             let product = seconds(|| {
                 if down {
                     sums.reset(1, width);
-                    sums.add_rows(WeightDtype::F16, rows, row, &out);
+                    sums.add_rows(WeightDtype::F16, rows, row_of(2), &out);
                 } else {
-                    dot_rows(WeightDtype::F16, rows, row, &x, 1, &mut out);
+                    dot_rows(WeightDtype::F16, rows, row_of(2), &x, 1, &mut out);
                 }
             });
             black_box((&sums, &out));
-            (read, product)
+            [plain, best, product]
         });
-        line += &format!(" | {}", turns.figures(rows * row_bytes));
+        let name = if down { "sum" } else { "dot" };
+        let threads = rayon::current_num_threads();
+        let figures = turns.figures(rows * row_bytes);
+        println!("| {rows} x {width} | {name} | {threads} | {figures} |");
     }
-    println!("{line} |");
 }
 
 /// The table of many tokens on the last shape.
@@ -190,12 +186,12 @@ fn many_tokens(bytes: &[u8], plan: &Plan, pool: &ThreadPool) {
                         sums.add_rows(dtype, rows, row, &out);
                     });
                     black_box(&sums);
-                    (dot, sum)
+                    [dot, sum]
                 })
             });
             let flop = 2e-9 * (rows * width * tokens) as f64;
             let [dot, sum] =
-                [turns.spread(|(dot, _)| *dot), turns.spread(|(_, sum)| *sum)].map(|spread| {
+                [turns.spread(|[dot, _]| *dot), turns.spread(|[_, sum]| *sum)].map(|spread| {
                     let ms = spread.map(|seconds| 1e3 * seconds / tokens as f64);
                     format!("{} | {:.0}", show(ms, 2), flop / spread[0])
                 });
@@ -204,29 +200,28 @@ fn many_tokens(bytes: &[u8], plan: &Plan, pool: &ThreadPool) {
     }
 }
 
-/// Seconds of two things that took turns, summed over each pass.
-struct Turns {
-    passes: Vec<(f64, f64)>,
+/// Seconds of `N` things that took turns, summed over each pass.
+struct Turns<const N: usize> {
+    passes: Vec<[f64; N]>,
     turns: usize,
 }
 
-impl Turns {
+impl<const N: usize> Turns<N> {
     /// Passes of `turns` turns, after one turn to warm up.
-    fn of(turns: usize, mut turn: impl FnMut(usize) -> (f64, f64)) -> Self {
+    fn of(turns: usize, mut turn: impl FnMut(usize) -> [f64; N]) -> Self {
         turn(0);
-        let passes = (0..PASSES).map(|_| {
-            (0..turns)
-                .map(&mut turn)
-                .fold((0.0, 0.0), |sum, turn| (sum.0 + turn.0, sum.1 + turn.1))
-        });
-        Self {
-            passes: passes.collect(),
-            turns,
+        let mut passes = vec![[0.0; N]; PASSES];
+        for pass in &mut passes {
+            for i in 0..turns {
+                let seconds = turn(i);
+                pass.iter_mut().zip(seconds).for_each(|(sum, s)| *sum += s);
+            }
         }
+        Self { passes, turns }
     }
 
     /// Median, least and most of a figure of a pass.
-    fn spread(&self, figure: impl Fn(&(f64, f64)) -> f64) -> [f64; 3] {
+    fn spread(&self, figure: impl Fn(&[f64; N]) -> f64) -> [f64; 3] {
         let mut figures: Vec<f64> = self.passes.iter().map(figure).collect();
         figures.sort_by(f64::total_cmp);
         [
@@ -235,19 +230,15 @@ impl Turns {
             figures[figures.len() - 1],
         ]
     }
+}
 
-    /// Rates of reading and of the product, in GB/s, and the second over the first.
+impl Turns<3> {
+    /// Rates of both ways to read and of the product in GB/s, then the last over the others.
     fn figures(&self, turn_bytes: usize) -> String {
         let gigabytes = (self.turns * turn_bytes) as f64 / 1e9;
-        let read = self.spread(|(read, _)| gigabytes / read);
-        let product = self.spread(|(_, product)| gigabytes / product);
-        let ratio = self.spread(|(read, product)| read / product);
-        format!(
-            "{} | {} | {}",
-            show(read, 1),
-            show(product, 1),
-            show(ratio, 2)
-        )
+        let rates = [0, 1, 2].map(|i| show(self.spread(|pass| gigabytes / pass[i]), 1));
+        let ratios = [0, 1].map(|i| show(self.spread(|pass| pass[i] / pass[2]), 2));
+        format!("{} | {}", rates.join(" | "), ratios.join(" | "))
     }
 }
 
@@ -263,23 +254,64 @@ fn seconds(call: impl FnOnce()) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// Only reads, on all threads, cut as finely as the kernels cut.
-fn read(bytes: &[u8]) {
-    let piece = bytes
-        .len()
-        .div_ceil(8 * rayon::current_num_threads())
-        .next_multiple_of(128);
-    let sum: u64 = bytes.par_chunks(piece).map(sum_of).sum();
-    black_box(sum);
+/// Reads rows four at a time on all threads, in pieces as large as those of the kernels.
+fn read<'a, R>(rows: usize, row: R, sum: fn([&[u8]; 4]) -> u64)
+where
+    R: Fn(usize) -> &'a [u8] + Sync,
+{
+    let groups = rows.div_ceil(4);
+    let piece = groups.div_ceil(8 * rayon::current_num_threads());
+    let of_group = |g: usize| sum([0, 1, 2, 3].map(|i| row((4 * g + i).min(rows - 1))));
+    let sums = (0..groups)
+        .into_par_iter()
+        .with_min_len(piece)
+        .map(of_group);
+    black_box(sums.reduce(|| 0, u64::wrapping_add));
 }
 
-/// A sum the compiler turns into vector loads.
-fn sum_of(bytes: &[u8]) -> u64 {
+/// One row after the other: a sum that the compiler turns into vector loads.
+fn sum_plain(rows: [&[u8]; 4]) -> u64 {
     let mut lanes = [0u64; 16];
-    for block in bytes.as_chunks::<128>().0 {
-        for (lane, word) in lanes.iter_mut().zip(block.as_chunks().0) {
-            *lane = lane.wrapping_add(u64::from_ne_bytes(*word));
+    for row in rows {
+        for block in row.as_chunks::<128>().0 {
+            add_words(block, &mut lanes);
         }
     }
     lanes.iter().fold(0, |sum, lane| sum.wrapping_add(*lane))
+}
+
+/// Four rows side by side, each line asked for early.
+fn sum_best([a, b, c, d]: [&[u8]; 4]) -> u64 {
+    let mut lanes = [0u64; 8];
+    let blocks = a.as_chunks::<64>().0.iter().zip(b.as_chunks::<64>().0);
+    let others = c.as_chunks::<64>().0.iter().zip(d.as_chunks::<64>().0);
+    for ((a, b), (c, d)) in blocks.zip(others) {
+        for block in [a, b, c, d] {
+            prefetch(block.as_ptr().wrapping_add(1024));
+            add_words(block, &mut lanes);
+        }
+    }
+    lanes.iter().fold(0, |sum, lane| sum.wrapping_add(*lane))
+}
+
+/// Adds the words of a block to as many sums.
+fn add_words<const BYTES: usize, const WORDS: usize>(
+    block: &[u8; BYTES],
+    lanes: &mut [u64; WORDS],
+) {
+    for (lane, word) in lanes.iter_mut().zip(block.as_chunks().0) {
+        *lane = lane.wrapping_add(u64::from_ne_bytes(*word));
+    }
+}
+
+/// Hints that the line at an address, which may be any, will be read.
+fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has the instruction, and it never faults.
+    unsafe {
+        use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }

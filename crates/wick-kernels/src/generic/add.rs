@@ -1,7 +1,8 @@
 //! Sums of scaled rows.
 //!
 //! Up to 4 tokens, memory is the limit: 4 rows (2 with 3 or 4 tokens) at a time are read along the
-//! columns; a sum is loaded, gets its products in row order, and is stored. More tokens:
+//! columns, each line asked for early; a sum is loaded, gets its products in row order, and is
+//! stored. More tokens:
 //! ```text
 //! for each tile of TILE_COLUMNS columns:
 //!     widen the rows' part of the tile side by side       (rows, TILE_COLUMNS) floats, in L1
@@ -30,6 +31,9 @@ pub(crate) const STREAM_TOKENS: usize = 4;
 /// Tokens and vectors of a register block: 6 x 2 sums + 2 weights + 1 coefficient = 15 registers.
 const GROUP_TOKENS: usize = 6;
 const GROUP_VECTORS: usize = 2;
+
+/// Bytes between the weights in use and those asked for, when rows are read along the columns.
+const AHEAD_BYTES: usize = 1024;
 
 /// Lanes up to 16 fill tiles and spans without a rest.
 const _: () = assert!(TILE_COLUMNS.is_multiple_of(GROUP_VECTORS * 16));
@@ -101,28 +105,29 @@ impl Panel<'_> {
     ) {
         let groups = self.rows.chunks(rows_at_once);
         let (coefficients, _) = self.coefficients.as_chunks::<T>();
-        for (rows, c) in groups.zip(coefficients.chunks(rows_at_once)) {
+        for (i, (rows, c)) in groups.zip(coefficients.chunks(rows_at_once)).enumerate() {
+            let next = &self.rows[i * rows_at_once + rows.len()..];
             // SAFETY: as this function; the lengths are those of the arms.
             unsafe {
                 match (rows, c) {
                     (&[r0, r1, r2, r3], &[c0, c1, c2, c3]) => {
                         let rows = [r0, r1, r2, r3];
-                        self.stream_rows::<L, W, 4, T>(rows, [c0, c1, c2, c3], sums);
+                        self.stream_rows::<L, W, 4, T>(rows, next, [c0, c1, c2, c3], sums);
                     }
                     (&[r0, r1, r2], &[c0, c1, c2]) => {
-                        self.stream_rows::<L, W, 3, T>([r0, r1, r2], [c0, c1, c2], sums);
+                        self.stream_rows::<L, W, 3, T>([r0, r1, r2], next, [c0, c1, c2], sums);
                     }
                     (&[r0, r1], &[c0, c1]) => {
-                        self.stream_rows::<L, W, 2, T>([r0, r1], [c0, c1], sums);
+                        self.stream_rows::<L, W, 2, T>([r0, r1], next, [c0, c1], sums);
                     }
-                    (&[r0], &[c0]) => self.stream_rows::<L, W, 1, T>([r0], [c0], sums),
+                    (&[r0], &[c0]) => self.stream_rows::<L, W, 1, T>([r0], next, [c0], sums),
                     _ => unreachable!("chunks are of 1 to 4 rows"),
                 }
             }
         }
     }
 
-    /// Adds `R` rows in their order.
+    /// Adds `R` rows in their order; `next` are those that come after them.
     ///
     /// # Safety
     /// As [`Panel::stream`].
@@ -130,12 +135,16 @@ impl Panel<'_> {
     unsafe fn stream_rows<L: Lanes, W: Weight, const R: usize, const T: usize>(
         &self,
         rows: [*const u8; R],
+        next: &[*const u8],
         coefficients: [[f32; T]; R],
         sums: &mut [f32],
     ) {
-        // One token's tiles are side by side: as good as one wide tile.
-        let tile_columns = if T == 1 { self.columns } else { TILE_COLUMNS };
-        // SAFETY: `column + i` stays below `columns` for rows, and inside its tile for sums.
+        let turn = self.columns.saturating_sub(AHEAD_BYTES / W::SIZE);
+        let mut there = rows;
+        for (there, next) in there.iter_mut().zip(next) {
+            *there = next.wrapping_sub(turn * W::SIZE);
+        }
+        // SAFETY: tiles end at `columns`; prefetches may name anything.
         unsafe {
             let mut c = [[L::zero(); T]; R];
             for (c, coefficients) in c.iter_mut().zip(&coefficients) {
@@ -143,37 +152,32 @@ impl Panel<'_> {
                     *c = L::splat(*coefficient);
                 }
             }
-            let mut column = 0;
-            while column < self.columns {
-                let len = tile_columns.min(self.columns - column);
-                let sums = sums.as_mut_ptr().add(column * T);
+            for (i, sums) in sums.chunks_exact_mut(T * TILE_COLUMNS).enumerate() {
+                let column = i * TILE_COLUMNS;
+                let len = TILE_COLUMNS.min(self.columns - column);
                 let body = len - len % L::COUNT;
-                let mut i = 0;
-                while i < body {
-                    let mut w = [L::zero(); R];
-                    for (w, row) in w.iter_mut().zip(&rows) {
-                        *w = W::load::<L>(row.add((column + i) * W::SIZE));
-                    }
-                    for t in 0..T {
-                        let target = sums.add(t * TILE_COLUMNS + i);
-                        let mut sum = L::load(target);
-                        for (c, w) in c.iter().zip(&w) {
-                            sum = L::fma(c[t], *w, sum);
-                        }
-                        L::store(target, sum);
-                    }
-                    i += L::COUNT;
+                for (row, there) in rows.iter().zip(&there) {
+                    let ahead = if column < turn {
+                        row.wrapping_add(AHEAD_BYTES)
+                    } else {
+                        *there
+                    };
+                    prefetch_span::<L>(
+                        ahead.wrapping_add(column * W::SIZE),
+                        TILE_COLUMNS * W::SIZE,
+                    );
                 }
+                let rows = rows.map(|row| row.add(column * W::SIZE));
+                stream_tile::<L, W, R, T>(rows, &c, body, sums.as_mut_ptr());
                 for i in body..len {
                     for (c, row) in coefficients.iter().zip(&rows) {
-                        let w = W::one::<L>(row.add((column + i) * W::SIZE));
+                        let w = W::one::<L>(row.add(i * W::SIZE));
                         for (t, c) in c.iter().enumerate() {
-                            let target = sums.add(t * TILE_COLUMNS + i);
-                            *target = c.mul_add(w, *target);
+                            let sum = &mut sums[t * TILE_COLUMNS + i];
+                            *sum = c.mul_add(w, *sum);
                         }
                     }
                 }
-                column += len;
             }
         }
     }
@@ -254,6 +258,36 @@ impl Panel<'_> {
                 v += GROUP_VECTORS;
             }
         }
+    }
+}
+
+/// Adds the first `len` columns of `R` rows, in their order, to the sums of a tile.
+///
+/// # Safety
+/// The CPU has the features of `L`; rows are valid for `len` weights, which are whole vectors of a
+/// tile; `sums` is valid for `(T, TILE_COLUMNS)`.
+#[inline(always)]
+unsafe fn stream_tile<L: Lanes, W: Weight, const R: usize, const T: usize>(
+    rows: [*const u8; R],
+    c: &[[L::Vector; T]; R],
+    len: usize,
+    sums: *mut f32,
+) {
+    let mut i = 0;
+    while i < len {
+        // SAFETY: `i + L::COUNT <= len <= TILE_COLUMNS`.
+        unsafe {
+            let w = rows.map(|row| W::load::<L>(row.add(i * W::SIZE)));
+            for t in 0..T {
+                let target = sums.add(t * TILE_COLUMNS + i);
+                let mut sum = L::load(target);
+                for (c, w) in c.iter().zip(&w) {
+                    sum = L::fma(c[t], *w, sum);
+                }
+                L::store(target, sum);
+            }
+        }
+        i += L::COUNT;
     }
 }
 

@@ -33,9 +33,6 @@ const SPAN: usize = 256;
 /// with 8 tokens 28 of 32.
 const GROUP_ROWS: usize = 3;
 
-/// The largest [`Lanes::GROUP_TOKENS`].
-const GROUP_TOKENS_MAX: usize = 8;
-
 /// The dot of two slices.
 ///
 /// # Safety
@@ -186,12 +183,13 @@ impl Panel<'_> {
                     let target = packed.0.as_mut_ptr().add(t * SPAN);
                     std::ptr::copy_nonoverlapping(source, target, len);
                 }
-                let inputs = Inputs {
+                let span = PackedSpan {
                     x: packed.0.as_ptr(),
-                    stride: SPAN,
                     count: inputs.count,
+                    start_bytes: start * W::SIZE,
+                    len,
                 };
-                self.span::<L, W>(&inputs, start, len, &mut totals);
+                self.span::<L, W>(&span, &mut totals);
                 start += len;
             }
             for (r, (row, totals)) in self.rows.iter().zip(&totals).enumerate() {
@@ -203,34 +201,22 @@ impl Panel<'_> {
         }
     }
 
-    /// Adds the products of elements `start..start + len` to `totals`.
+    /// Adds the products of a span to `totals`.
     ///
     /// # Safety
-    /// The CPU has the features of `L`; `inputs` start at the span and are of `len` floats, whole
-    /// vectors; `start + len <= k`.
+    /// The CPU has the features of `L`; the span ends at `k` or before, and is whole vectors.
     #[inline(always)]
-    unsafe fn span<L: Lanes, W: Weight>(
-        &self,
-        inputs: &Inputs,
-        start: usize,
-        len: usize,
-        totals: &mut Totals<L::Vector>,
-    ) {
+    unsafe fn span<L: Lanes, W: Weight>(&self, span: &PackedSpan, totals: &mut Totals<L::Vector>) {
         let groups = self.rows.chunks(GROUP_ROWS);
         let next = self.rows[GROUP_ROWS.min(self.rows.len())..].chunks(GROUP_ROWS);
         let next = next.chain(std::iter::once(&[] as &[*const u8]));
         for ((rows, totals), next) in groups.zip(totals.chunks_mut(GROUP_ROWS)).zip(next) {
-            let span = Span {
-                start_bytes: start * W::SIZE,
-                len,
-                next,
-            };
             // SAFETY: as this function; the lengths of `rows` are those of the arms.
             unsafe {
                 match *rows {
-                    [a, b, c] => span.tokens::<L, W, 3>([a, b, c], inputs, totals),
-                    [a, b] => span.tokens::<L, W, 2>([a, b], inputs, totals),
-                    [a] => span.tokens::<L, W, 1>([a], inputs, totals),
+                    [a, b, c] => span.tokens::<L, W, 3>([a, b, c], next, totals),
+                    [a, b] => span.tokens::<L, W, 2>([a, b], next, totals),
+                    [a] => span.tokens::<L, W, 1>([a], next, totals),
                     _ => unreachable!("chunks are of 1 to {GROUP_ROWS} rows"),
                 }
             }
@@ -238,40 +224,40 @@ impl Panel<'_> {
     }
 }
 
-/// A part of a row group: `len` weights from `start_bytes` on, and the rows that come next.
-struct Span<'p> {
+/// A span of packed inputs, `len` floats each, `SPAN` apart, and where it starts in the rows.
+struct PackedSpan {
+    x: *const f32,
+    count: usize,
     start_bytes: usize,
     len: usize,
-    next: &'p [*const u8],
 }
 
-impl Span<'_> {
+impl PackedSpan {
     /// Adds the products of `R` rows with all inputs to `totals[row][token]`.
     ///
     /// # Safety
-    /// The CPU has the features of `L`; rows and inputs are valid for the span; `len` is whole
-    /// vectors; `totals` has `R` rows.
+    /// The CPU has the features of `L`; rows are valid for the span, which is whole vectors; `totals`
+    /// has `R` rows.
     #[inline(always)]
     unsafe fn tokens<L: Lanes, W: Weight, const R: usize>(
         &self,
         rows: [*const u8; R],
-        inputs: &Inputs,
+        next: &[*const u8],
         totals: &mut [[L::Vector; TOKEN_BLOCK]],
     ) {
-        let Inputs { x, stride, count } = *inputs;
-        let step = (self.len * W::SIZE).div_ceil(count.div_ceil(L::GROUP_TOKENS));
+        let step = (self.len * W::SIZE).div_ceil(self.count.div_ceil(L::GROUP_TOKENS));
         let mut t = 0;
         // SAFETY: groups of tokens end at `count`; a prefetch may name any address.
         unsafe {
             let rows = rows.map(|row| row.add(self.start_bytes));
-            while t < count {
+            while t < self.count {
                 let offset = self.start_bytes + t / L::GROUP_TOKENS * step;
-                for row in self.next {
+                for row in next {
                     prefetch_span::<L>(row.wrapping_add(offset), step);
                 }
-                let x = std::array::from_fn(|i| x.wrapping_add((t + i) * stride));
+                let x = self.x.add(t * SPAN);
                 let totals = totals.as_mut_ptr().cast::<L::Vector>().add(t);
-                match (count - t).min(L::GROUP_TOKENS) {
+                match (self.count - t).min(L::GROUP_TOKENS) {
                     1 => self.register_block::<L, W, R, 1>(rows, x, totals),
                     2 => self.register_block::<L, W, R, 2>(rows, x, totals),
                     3 => self.register_block::<L, W, R, 3>(rows, x, totals),
@@ -289,12 +275,13 @@ impl Span<'_> {
     /// `R x T` accumulators over the span, kept in `totals` (`TOKEN_BLOCK` apart) between spans.
     ///
     /// # Safety
-    /// As [`Span::tokens`], for the given inputs; `totals` is valid for `R` rows of `T` vectors.
+    /// As [`PackedSpan::tokens`], with `T` inputs from `x` on; `totals` is valid for `R` rows of `T`
+    /// vectors.
     #[inline(always)]
     unsafe fn register_block<L: Lanes, W: Weight, const R: usize, const T: usize>(
         &self,
         rows: [*const u8; R],
-        x: [*const f32; GROUP_TOKENS_MAX],
+        x: *const f32,
         totals: *mut L::Vector,
     ) {
         // SAFETY: rows and inputs are valid for `len` elements, which are whole vectors.
@@ -311,8 +298,8 @@ impl Span<'_> {
                 for (w, row) in w.iter_mut().zip(&rows) {
                     *w = W::load::<L>(row.add(i * W::SIZE));
                 }
-                for (t, x) in x[..T].iter().enumerate() {
-                    let x = L::load(x.add(i));
+                for t in 0..T {
+                    let x = L::load(x.add(t * SPAN + i));
                     for (sums, w) in sums.iter_mut().zip(&w) {
                         sums[t] = L::fma(*w, x, sums[t]);
                     }
