@@ -10,7 +10,7 @@ use std::fmt;
 const DEPTH: usize = 32;
 
 /// Most bytes read for nothing where nothing else is asked for. Where it was measured (`docs/bench/io.md`), one
-/// request was cheaper than two up to a gap of 12 KiB; devices with cheaper requests break even earlier.
+/// request was cheaper than two up to this gap and about even at 12 to 16 KiB.
 pub(crate) const GAP_BYTES: usize = 8192;
 
 /// Who makes the requests.

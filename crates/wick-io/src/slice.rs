@@ -2,7 +2,7 @@
 //!
 //! A reading thread has microseconds to do for each request and keeps the device waiting until it has. Where all
 //! processors compute, a scheduler of Linux 6.12 or later lets it interrupt them only if the turns it asks for are
-//! shorter than theirs. Measured on a busy machine, more in `docs/bench/io.md`.
+//! shorter than theirs. What it brings is in `docs/bench/io.md`.
 
 /// Asks for turns of 0.1 ms for this thread. Advice: older kernels and other policies leave it as it is.
 #[cfg(target_os = "linux")]
