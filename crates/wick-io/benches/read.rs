@@ -24,9 +24,13 @@ fn main() -> Outcome {
     let sums = write_file(&path, if is_test { 16 << 20 } else { 2 << 30 })?;
     let plan = Plan {
         rounds: if is_test { 1 } else { 5 },
-        round_time: Duration::from_millis(if is_test { 5 } else { 400 }),
+        round_time: Duration::from_millis(if is_test { 5 } else { 300 }),
     };
     for direct in [DirectIo::Preferred, DirectIo::Off] {
+        let depths: &[usize] = match direct {
+            DirectIo::Off => &[32],
+            _ => &[1, 8, 32, 64],
+        };
         let file = FlashFile::open(&path, direct)?;
         println!("\n{}, {} MiB\n", file.mode(), file.len_bytes() >> 20);
         for _ in 0..3 {
@@ -35,7 +39,7 @@ fn main() -> Outcome {
         println!("\n| request | in flight | engine | MB/s | min..max | us of processor a request | min..max |");
         println!("|---|---|---|---|---|---|---|");
         for bytes in [16 * KIB, 32 * KIB, 128 * KIB] {
-            for depth in [1, 8, 32, 64] {
+            for &depth in depths {
                 plan.table(
                     &format!("random {} KiB", bytes / KIB),
                     depth,
@@ -43,10 +47,11 @@ fn main() -> Outcome {
                 )?;
             }
         }
-        for depth in [8, 32] {
-            plan.table("sequential 256 KiB, checked", depth, |reader, _| {
-                sequential(&file, reader, &sums)
-            })?;
+        plan.table("sequential 256 KiB, checked", 32, |reader, _| {
+            sequential(&file, reader, &sums)
+        })?;
+        if direct == DirectIo::Off {
+            break;
         }
         println!("\n| two of 16 KiB with a gap of | engine | as one request / as two, time | processor time |");
         println!("|---|---|---|---|");
@@ -238,7 +243,9 @@ fn repeat(
     mut wish: impl FnMut(usize, &mut Draw) -> SlotRead,
 ) -> Outcome<usize> {
     let start = Instant::now();
-    let mut draw = Draw(start.elapsed().subsec_nanos().into());
+    // Another place in each round: the device may remember what it read.
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
+    let mut draw = Draw(now.as_micros() as u64);
     let mut buffer = SlotBuffer::new(count, bytes)?;
     let mut reads = Vec::with_capacity(count);
     let mut total = 0;

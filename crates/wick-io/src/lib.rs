@@ -48,6 +48,7 @@ mod reader;
 mod release;
 #[cfg(target_os = "linux")]
 mod ring;
+mod slice;
 mod slow;
 mod source;
 #[cfg(test)]

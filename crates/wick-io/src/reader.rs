@@ -17,6 +17,7 @@ use crate::file::FlashFile;
 use crate::options::{Engine, ReaderOptions, GAP_BYTES};
 use crate::plan::{Plan, SlotRead, RUN_BYTES_MAX};
 use crate::queue::Queue;
+use crate::slice;
 use crate::ticket::Ticket;
 use crate::transfer::{end_of_file, PIECES_BYTES};
 use crate::IoError;
@@ -203,7 +204,10 @@ impl Threads {
         let handle = std::thread::Builder::new()
             .name(format!("wick-io-{index}"))
             .stack_size(STACK_BYTES)
-            .spawn(move || work(&queue))
+            .spawn(move || {
+                slice::take_short_turns();
+                work(&queue);
+            })
             .map_err(|source| IoError::Thread { index, source })?;
         self.handles.push(handle);
         Ok(())

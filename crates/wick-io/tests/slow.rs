@@ -190,7 +190,7 @@ fn a_rate_is_kept_whatever_is_in_flight() {
 #[test]
 fn latencies_overlap_as_far_as_requests_are_in_flight() {
     let disk = SlowDiskOptions {
-        latency: Duration::from_millis(20),
+        latency: Duration::from_millis(50),
         ..SlowDiskOptions::default()
     };
     let file = &TestFile::new(300 * SLOT_BYTES).open()[0];
@@ -206,8 +206,12 @@ fn latencies_overlap_as_far_as_requests_are_in_flight() {
             assert_eq!(reader.counters().requests, 8);
             start.elapsed()
         };
-        assert!(took(1) >= Duration::from_millis(160));
-        // One after the other it would be as long as above; a busy machine gets half of that.
-        assert!(took(8) < Duration::from_millis(80), "by {engine}");
+        // One after the other takes eight latencies at least; at once it is one, and what a busy machine adds.
+        assert!(took(1) >= Duration::from_millis(400));
+        let best = (0..3).map(|_| took(8)).min();
+        assert!(
+            best < Some(Duration::from_millis(300)),
+            "{best:?} by {engine}"
+        );
     }
 }
