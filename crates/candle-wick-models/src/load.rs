@@ -160,6 +160,8 @@ impl LoadedModel {
         let plan = plan_for(&folder, config.as_ref(), options)?;
         let vb = FlashVarBuilder::new(&folder, plan.placement());
         let model = config.load(vb.clone(), plan.ctx, options.interrupt.clone())?;
+        // What loading left free would count beside the scratch.
+        release_free_heap();
         plan.prove_scratch();
         Ok(Self {
             model,
