@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::f16;
 use safetensors::tensor::{serialize_to_file, Dtype, TensorView};
@@ -10,14 +11,39 @@ use serde_json::Value;
 
 use crate::support::{converted, llama_shapes};
 
-const HIDDEN: usize = 1024;
-const FFN: usize = 4096;
-const LAYERS: usize = 11;
-const VOCAB: usize = 8000;
+/// Sizes of a Llama.
+struct Sizes {
+    hidden: usize,
+    ffn: usize,
+    layers: usize,
+    vocab: usize,
+}
 
-/// A Llama of 400 MB with random weights, 68 % of it FFN.
-fn random_llama(folder: &Path) {
-    let shapes = llama_shapes(HIDDEN, FFN, LAYERS, VOCAB);
+/// 400 MB, 68 % of it FFN.
+const LARGE: Sizes = Sizes {
+    hidden: 1024,
+    ffn: 4096,
+    layers: 11,
+    vocab: 8000,
+};
+
+/// 110 MB in many small matrices, and a vocabulary that is large beside them.
+const DEEP: Sizes = Sizes {
+    hidden: 320,
+    ffn: 864,
+    layers: 30,
+    vocab: 24_000,
+};
+
+/// A Llama with random weights.
+fn random_llama(folder: &Path, sizes: &Sizes) {
+    let Sizes {
+        hidden,
+        ffn,
+        layers,
+        vocab,
+    } = *sizes;
+    let shapes = llama_shapes(hidden, ffn, layers, vocab);
     let mut state = 1u64;
     let mut random = move || {
         // splitmix64: no two weights are related in a way that could hide a mistake.
@@ -43,8 +69,8 @@ fn random_llama(folder: &Path) {
     });
     serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
     let config = serde_json::json!({
-        "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": FFN, "vocab_size": VOCAB,
-        "num_hidden_layers": LAYERS, "num_attention_heads": 16, "hidden_act": "silu",
+        "model_type": "llama", "hidden_size": hidden, "intermediate_size": ffn, "vocab_size": vocab,
+        "num_hidden_layers": layers, "num_attention_heads": 16, "hidden_act": "silu",
         "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "tie_word_embeddings": false,
         "torch_dtype": "float16", "eos_token_id": 2,
     });
@@ -60,7 +86,9 @@ struct Cgroup {
 impl Cgroup {
     /// Under the v1 memory controller where it is mounted, else v2; `None` where none can be made.
     fn new(limit_bytes: u64) -> Option<Self> {
-        let name = format!("wick-budget-{}", std::process::id());
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("wick-budget-{}-{count}", std::process::id());
         let v1 = Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists();
         let (root, limit) = if v1 {
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
@@ -127,8 +155,17 @@ fn wick(arguments: &[&str], group: Option<&Cgroup>) -> (bool, Value) {
 
 #[test]
 fn the_peak_stays_under_the_budget_and_near_the_plan() {
+    check_peak(&LARGE);
+}
+
+#[test]
+fn many_small_matrices_stay_under_the_budget_too() {
+    check_peak(&DEEP);
+}
+
+fn check_peak(sizes: &Sizes) {
     let source = tempfile::tempdir().unwrap();
-    random_llama(source.path());
+    random_llama(source.path(), sizes);
     let folder = converted(source.path());
     let folder = folder.path().to_str().unwrap();
     let (_, at_half) = wick(&["plan", folder, "--memory", "50%", "--json"], None);

@@ -380,6 +380,10 @@ fn folders_that_are_no_conversions() {
         &["run", text(&folder.path().join("gone")), "--ids", "1"],
         &["no such folder"],
     );
+    let source = fixture("opt-pre-ln");
+    refused(&["plan", text(&source)], &["wick convert DIR OUT"]);
+    let file = source.join("model.safetensors");
+    refused(&["plan", text(&file)], &["a file", "wick convert FILE OUT"]);
     refused(
         &["run", text(&fixture("opt-pre-ln")), "--ids", "1"],
         &["opt-pre-ln", "no wick.json"],

@@ -385,20 +385,34 @@ fn read_manifest(folder: &Path) -> Result<Manifest> {
     let path = folder.join(MANIFEST_FILE);
     let json = match std::fs::read_to_string(&path) {
         Ok(json) => json,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let reason = if folder.is_dir() {
-                format!("no {MANIFEST_FILE} here: not a converted folder, or a conversion that did not finish")
-            } else {
-                "no such folder".to_owned()
-            };
+        Err(_) if !path.exists() => {
             return Err(Error::Folder {
                 path: folder.to_owned(),
-                reason,
+                reason: no_manifest(folder),
             });
         }
         Err(source) => return Err(Error::Open { path, source }),
     };
     Manifest::parse(&json).map_err(|source| Error::Format { path, source })
+}
+
+/// Why there is no manifest at `folder`, and what to do.
+fn no_manifest(folder: &Path) -> String {
+    if folder.is_file() {
+        "a file and not a converted folder: `wick convert FILE OUT` makes one of a GGUF file"
+            .to_owned()
+    } else if folder.join("config.json").exists() {
+        format!(
+            "no {MANIFEST_FILE} here: not a converted folder (`wick convert DIR OUT` makes one), or a conversion \
+             that did not finish"
+        )
+    } else if folder.is_dir() {
+        format!(
+            "no {MANIFEST_FILE} here: not a converted folder, or a conversion that did not finish"
+        )
+    } else {
+        "no such folder".to_owned()
+    }
 }
 
 fn check_size(path: &Path, expected_bytes: u64) -> Result<()> {
