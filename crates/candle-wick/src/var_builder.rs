@@ -188,13 +188,17 @@ pub(crate) fn lock(workspace: &Mutex<Workspace>) -> MutexGuard<'_, Workspace> {
 
 /// Which of the three matrices of a layer a name means.
 #[derive(Clone, Copy)]
-enum FfnPart {
+pub(crate) enum FfnPart {
     Gate,
     Up,
     Down,
 }
 
-fn ffn_matrix<'a>(folder: &'a FlashFolder, name: &str) -> Option<(&'a FfnLayer, FfnPart)> {
+/// The layer whose records hold matrix `name`, and which part of them it is.
+pub(crate) fn ffn_matrix<'a>(
+    folder: &'a FlashFolder,
+    name: &str,
+) -> Option<(&'a FfnLayer, FfnPart)> {
     folder.manifest().layers.iter().find_map(|layer| {
         let part = if layer.gate.as_deref() == Some(name) {
             FfnPart::Gate

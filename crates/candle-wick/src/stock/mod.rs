@@ -50,9 +50,9 @@ use self::backend::{no_span, other_build, Recorder, Request, Requests, Unclaimed
 use self::buffer::{is_away, without_values};
 use self::layer::{announce, check_compiled_in};
 use self::plan::Besides;
-use self::source::{Extents, StockSource};
+use self::source::StockSource;
 use self::store::{Store, LOADERS};
-use self::unit::{StreamedMatrix, Unit};
+use self::unit::{largest_block_bytes, StreamedMatrix, Unit};
 use crate::error::{Error, Result};
 use crate::folder::IoOptions;
 use crate::memory::Memory;
@@ -176,9 +176,8 @@ pub fn load<M>(
     let list = asked_for(&source, &build, dtype)?;
     let (units, names) = units_of(&source, &list)?;
     let rings = 1 + LOADERS as u64;
-    let block_bytes = units.iter().flat_map(|unit| &unit.extents);
-    let block_bytes = block_bytes.map(Extents::block_bytes).max().unwrap_or(0);
-    let ring = StreamRing::new(block_bytes.max(source.block_bytes()))?;
+    let block_bytes = largest_block_bytes(&units).max(source.block_bytes());
+    let ring = StreamRing::new(block_bytes)?;
     let besides = Besides {
         process: wick_io::current_rss_bytes().unwrap_or(0) + LATER_PAGES_BYTES,
         tensors: other_bytes(&list, &names),

@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::folder::{FlashFolder, IoOptions, MANIFEST_FILE};
 use crate::neurons::kernel_dtype;
 use crate::stored::{StoredMatrix, StreamRing};
+use crate::var_builder::{ffn_matrix, FfnPart};
 
 /// Bytes of plain tensors that are read as one block.
 const BLOCK_BYTES: usize = 64 * 1024;
@@ -39,16 +40,8 @@ pub(super) enum Extents {
         records: StoredMatrix,
         layer: Box<FfnLayer>,
         /// Which part of a record each matrix is.
-        parts: Vec<Part>,
+        parts: Vec<FfnPart>,
     },
-}
-
-/// A matrix inside records.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
-    Gate,
-    Up,
-    Down,
 }
 
 impl StockSource {
@@ -87,8 +80,10 @@ impl StockSource {
     pub(super) fn shape(&self, name: &str) -> Option<Vec<usize>> {
         match self {
             Self::Files { tensors, .. } => Some(tensors.get(name)?.1.shape.clone()),
-            Self::Folder(folder) => match ffn_part(folder, name) {
-                Some((layer, Part::Down)) => Some(vec![layer.hidden_size, layer.intermediate_size]),
+            Self::Folder(folder) => match ffn_matrix(folder, name) {
+                Some((layer, FfnPart::Down)) => {
+                    Some(vec![layer.hidden_size, layer.intermediate_size])
+                }
                 Some((layer, _)) => Some(vec![layer.intermediate_size, layer.hidden_size]),
                 None => Some(folder.extent(name)?.shape.clone()),
             },
@@ -106,7 +101,7 @@ impl StockSource {
     /// A name that the matrices have in common that are read together.
     pub(super) fn group(&self, name: &str) -> String {
         match self {
-            Self::Folder(folder) => match ffn_part(folder, name) {
+            Self::Folder(folder) => match ffn_matrix(folder, name) {
                 Some((layer, _)) => layer.neurons_tensor(),
                 None => name.to_owned(),
             },
@@ -119,13 +114,13 @@ impl StockSource {
         match self {
             Self::Folder(folder) => {
                 let name = names.first().copied().unwrap_or_default();
-                let Some((layer, _)) = ffn_part(folder, name) else {
+                let Some((layer, _)) = ffn_matrix(folder, name) else {
                     let dtype = folder.extent(name).and_then(|extent| extent.dtype.weight());
                     let dtype = dtype.ok_or_else(|| folder.missing(name))?;
                     let stored = folder.stored_matrix(name)?;
                     return Ok(Extents::Plain(stored, kernel_dtype(dtype)));
                 };
-                let parts = names.iter().filter_map(|name| ffn_part(folder, name));
+                let parts = names.iter().filter_map(|name| ffn_matrix(folder, name));
                 Ok(Extents::Records {
                     records: folder.records(layer)?,
                     layer: Box::new(layer.clone()),
@@ -148,22 +143,6 @@ fn twice(path: &Path, name: &str) -> Error {
         path: path.to_owned(),
         reason: format!("holds tensor {name}, and so does another file"),
     }
-}
-
-/// The layer whose records hold matrix `name`.
-fn ffn_part<'a>(folder: &'a FlashFolder, name: &str) -> Option<(&'a FfnLayer, Part)> {
-    folder.manifest().layers.iter().find_map(|layer| {
-        let part = if layer.gate.as_deref() == Some(name) {
-            Part::Gate
-        } else if layer.up == name {
-            Part::Up
-        } else if layer.down == name {
-            Part::Down
-        } else {
-            return None;
-        };
-        Some((layer, part))
-    })
 }
 
 /// A tensor of a safetensors file as rows of one value.
@@ -225,12 +204,12 @@ impl Extents {
                     for (neuron, record) in neurons.zip(bytes.chunks(layer.stride_bytes)) {
                         for (part, buffer) in parts.iter().zip(buffers.iter_mut()) {
                             let (range, start, step) = match part {
-                                Part::Gate => {
+                                FfnPart::Gate => {
                                     let range = layout.gate_range();
                                     (range.unwrap_or(0..0), neuron * hidden, 1)
                                 }
-                                Part::Up => (layout.up_range(), neuron * hidden, 1),
-                                Part::Down => (layout.down_range(), neuron, ffn),
+                                FfnPart::Up => (layout.up_range(), neuron * hidden, 1),
+                                FfnPart::Down => (layout.down_range(), neuron, ffn),
                             };
                             buffer.set(dtype, &record[range], start, step);
                         }

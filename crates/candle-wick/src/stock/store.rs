@@ -27,8 +27,8 @@ use candle::Tensor;
 
 use super::buffer::{put, take, Buffer};
 use super::pool::Pool;
-use super::source::{Extents, StockSource};
-use super::unit::{StreamedMatrix, Unit};
+use super::source::StockSource;
+use super::unit::{largest_block_bytes, StreamedMatrix, Unit};
 use super::{ExpertPolicy, StockStats};
 use crate::error::{Error, Result};
 use crate::stored::StreamRing;
@@ -116,8 +116,7 @@ impl Store {
             next: None,
             next_varies: false,
         };
-        let block_bytes = units.iter().flat_map(|unit| &unit.extents);
-        let block_bytes = block_bytes.map(Extents::block_bytes).max().unwrap_or(0);
+        let block_bytes = largest_block_bytes(&units);
         let shared = Arc::new(Shared {
             inner: Mutex::new(Inner {
                 units: units.iter().map(|_| state()).collect(),

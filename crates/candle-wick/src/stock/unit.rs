@@ -28,3 +28,9 @@ impl Unit {
         self.sizes.iter().map(bytes).sum()
     }
 }
+
+/// Bytes of the largest block that is read of any of `units` at once.
+pub(super) fn largest_block_bytes(units: &[Unit]) -> usize {
+    let extents = units.iter().flat_map(|unit| &unit.extents);
+    extents.map(Extents::block_bytes).max().unwrap_or(0)
+}
