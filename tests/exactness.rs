@@ -45,7 +45,11 @@ fn check(name: &str, out: &Path, ids: &[u32], smallest: &[usize], selectors: &[S
     for &selector in selectors {
         let mut reference = None;
         for direct in [DirectIo::Preferred, DirectIo::Off] {
-            let io = IoOptions { direct, threads: 4 };
+            let io = IoOptions {
+                direct,
+                threads: 4,
+                ..IoOptions::default()
+            };
             let folder = FlashFolder::open(out, io).unwrap();
             let ffn = folder.manifest().layers[0].intermediate_size;
             let set = token_set(&folder, selector, ids);

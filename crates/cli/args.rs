@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{ensure, Context, Result};
-use candle_wick::{DirectIo, FlashFolder, IoOptions, Memory, SelectorKind};
+use candle_wick::{DirectIo, Engine, FlashFolder, IoOptions, Memory, SelectorKind, Switches};
 use candle_wick_models::{Interrupt, LoadOptions, WickTokenizer};
 use clap::{Args, ValueEnum};
 
@@ -30,6 +30,11 @@ pub(crate) struct FolderArgs {
     /// Reads in flight at once
     #[arg(long, value_name = "COUNT", default_value_t = IoOptions::default().threads)]
     io_threads: usize,
+
+    /// Who makes the requests: `pool` (a thread for each in flight), `io_uring`, or `auto`, which tries both on a
+    /// large model
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    io_engine: Engine,
 }
 
 /// Whether reads bypass the page cache.
@@ -68,6 +73,10 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "COUNT", value_parser = positive, conflicts_with = "memory")]
     slots: Option<usize>,
 
+    /// Compute nothing while reads are in flight: to see what overlapping brings
+    #[arg(long)]
+    no_overlap: bool,
+
     /// Threads that compute [default: one a core]
     #[arg(long, value_name = "COUNT", value_parser = threads)]
     threads: Option<usize>,
@@ -103,6 +112,8 @@ impl FolderArgs {
                 IoChoice::Buffered => DirectIo::Off,
             },
             threads: self.io_threads,
+            engine: self.io_engine,
+            ..IoOptions::default()
         }
     }
 }
@@ -141,6 +152,11 @@ impl ModelArgs {
             selector: self.selector,
             window_tokens: self.window,
             slots_per_layer: self.slots,
+            switches: Switches {
+                overlap: !self.no_overlap,
+                ..Switches::default()
+            },
+            trace: None,
             io: self.folder.io_options(),
             interrupt,
         }

@@ -123,7 +123,8 @@ impl Report {
         let (prompt, decode) = (outcome.prompt, outcome.decode);
         let phase = if decode.tokens > 0 { decode } else { prompt };
         let ffn = phase.ffn;
-        let booked = ffn.io + ffn.memory + ffn.compute;
+        let compute = ffn.select + ffn.compute;
+        let booked = ffn.io + ffn.memory + compute;
         let predictors = match plan.selector {
             SelectorKind::LowRank => folder.predictors().ok().flatten(),
             SelectorKind::Dense | SelectorKind::Oracle => None,
@@ -151,7 +152,7 @@ impl Report {
             },
             io_ms: phase.ms_per_token(ffn.io),
             memory_ms: phase.ms_per_token(ffn.memory),
-            compute_ms: phase.ms_per_token(ffn.compute),
+            compute_ms: phase.ms_per_token(compute),
             other_ms: phase.ms_per_token(phase.wall.saturating_sub(booked)),
             text: outcome.text,
             ids: outcome.ids,

@@ -329,13 +329,20 @@ impl DecoderLayer {
 impl Layer for DecoderLayer {
     fn forward(&mut self, x: &Tensor, position: usize) -> Result<Tensor> {
         let normed = self.attention_norm.forward(x)?;
-        let sum = (x + self.self_attention.forward(&normed, position)?)?;
-        let input = match &self.mlp_input {
-            MlpInput::Shared => normed,
-            MlpInput::Normed(norm) => norm.forward(x)?,
-            MlpInput::AfterAttention(norm) => norm.forward(&sum)?,
+        if let MlpInput::AfterAttention(norm) = &self.mlp_input {
+            let sum = (x + self.self_attention.forward(&normed, position)?)?;
+            let y = self.mlp.forward(&norm.forward(&sum)?)?;
+            return sum + y;
+        }
+        // The FFN's input is known: its neurons are read during attention.
+        let begun = match &self.mlp_input {
+            MlpInput::Shared => self.mlp.begin(&normed)?,
+            MlpInput::Normed(norm) | MlpInput::AfterAttention(norm) => {
+                self.mlp.begin(&norm.forward(x)?)?
+            }
         };
-        sum + self.mlp.forward(&input)?
+        let sum = (x + self.self_attention.forward(&normed, position)?)?;
+        sum + begun.finish()?
     }
 
     fn kv_cache(&mut self) -> &mut KvCache {

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use candle::{Device, IndexOp, Tensor};
 use candle_wick::{
-    available_memory_bytes, current_rss_bytes, release_free_heap, Activation, BudgetPlan,
-    FfnRecorder, FfnStats, FlashFolder, FlashVarBuilder, IoOptions, Memory, PlanOptions,
-    SelectorKind,
+    available_memory_bytes, current_rss_bytes, release_free_heap, Activation, ActivityTrace,
+    BudgetPlan, FfnRecorder, FfnStats, FlashFolder, FlashVarBuilder, IoOptions, Memory, Placement,
+    PlanOptions, SelectorKind, Switches,
 };
 use serde_json::Value;
 
@@ -32,6 +32,10 @@ pub struct LoadOptions {
     pub window_tokens: Option<usize>,
     /// Exactly this many slots a layer instead of what the budget leaves: for measuring.
     pub slots_per_layer: Option<usize>,
+    /// What is switched off, to see what it brings.
+    pub switches: Switches,
+    /// Neurons to use instead of those that predictors choose: for measuring with random weights.
+    pub trace: Option<ActivityTrace>,
     /// How files are read.
     pub io: IoOptions,
     /// Stops a forward pass between two layers.
@@ -158,7 +162,12 @@ impl LoadedModel {
     pub fn load(folder: FlashFolder, options: &LoadOptions) -> Result<Self> {
         let (config, json) = read_config(&folder)?;
         let plan = plan_for(&folder, config.as_ref(), options)?;
-        let vb = FlashVarBuilder::new(&folder, plan.placement());
+        let placement = Placement {
+            switches: options.switches,
+            trace: options.trace.clone(),
+            ..plan.placement()
+        };
+        let vb = FlashVarBuilder::new(&folder, placement);
         let model = config.load(vb.clone(), plan.ctx, options.interrupt.clone())?;
         // What loading left free would count beside the scratch.
         release_free_heap();
@@ -236,7 +245,9 @@ impl LoadedModel {
 
     fn hidden_states(&mut self, chunk: &[u32]) -> Result<Tensor> {
         let ids = Tensor::new(chunk, &Device::Cpu)?.unsqueeze(0)?;
-        match self.model.hidden_states(&ids, self.position) {
+        let (model, position) = (&mut self.model, self.position);
+        // On a thread of the pool: every product would have to wake one otherwise, and wait to be woken by it.
+        match rayon::scope(|_| model.hidden_states(&ids, position)) {
             Ok(hidden) => {
                 self.position += chunk.len();
                 Ok(hidden)

@@ -211,8 +211,10 @@ impl DecoderLayer {
 impl Layer for DecoderLayer {
     fn forward(&mut self, x: &Tensor, position: usize) -> Result<Tensor> {
         let normed = self.input_layernorm.forward(x)?;
+        // Neurons are read during attention, which sees the same.
+        let begun = self.mlp.begin(&normed)?;
         let attention = self.self_attn.forward(&normed, position)?;
-        (attention + self.mlp.forward(&normed)?)? + x
+        (attention + begun.finish()?)? + x
     }
 
     fn kv_cache(&mut self) -> &mut KvCache {

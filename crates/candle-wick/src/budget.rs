@@ -24,7 +24,7 @@ use crate::folder::FlashFolder;
 use crate::memory::{HumanBytes, Memory};
 use crate::neuron_cache::NeuronCache;
 use crate::selector::SelectorKind;
-use crate::var_builder::Placement;
+use crate::var_builder::{Placement, Switches};
 use crate::weights::{slots_floor_bytes, slots_need, streamable, Weights};
 use crate::workspace::{workspace_bytes, CHUNK_TOKENS_MAX};
 
@@ -338,6 +338,8 @@ impl BudgetPlan {
             slots_per_layer: self.slots_per_layer.clone(),
             window_tokens: self.window_tokens,
             streamed: self.streamed.iter().cloned().collect::<BTreeSet<_>>(),
+            switches: Switches::default(),
+            trace: None,
         }
     }
 

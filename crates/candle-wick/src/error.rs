@@ -98,6 +98,12 @@ pub enum Error {
         /// Why not, and what to use instead.
         reason: String,
     },
+    /// A layer was asked for another result before it gave the one it had begun.
+    #[error("{prefix}: a step of this layer has begun and is not finished; a model serves one sequence at a time")]
+    Busy {
+        /// The layer's prefix.
+        prefix: String,
+    },
     /// A stock model that cannot be built or run.
     #[error("stock model: {reason}")]
     Stock {

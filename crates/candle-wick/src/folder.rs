@@ -10,9 +10,13 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use wick_format::{FfnLayer, FileHasher, FormatError, Manifest, TensorExtent, TensorIndex};
-use wick_io::{DirectIo, FlashFile, IoCounters, IoMode, Reader, READER_BOUNCE_BYTES};
+use wick_io::{
+    DirectIo, Engine, FlashFile, IoCounters, IoMode, Reader, ReaderOptions, SlowDiskOptions,
+    READER_BOUNCE_BYTES,
+};
 
 use crate::error::{Error, Result};
 use crate::predictors::PredictorMetadata;
@@ -20,22 +24,52 @@ use crate::stored::{StoredMatrix, StreamRing};
 
 pub use wick_format::{MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE};
 
+/// Files from this size on are worth a trial of the engines, which reads some 50 MB.
+const TRIAL_FILE_BYTES: u64 = 1 << 30;
+
 /// How files are read.
 #[derive(Clone, Debug)]
 pub struct IoOptions {
     /// Whether reads bypass the page cache.
     pub direct: DirectIo,
-    /// Reader threads, so the reads in flight.
+    /// Reads in flight at most; also the pool's threads.
     pub threads: usize,
+    /// Who makes the requests; `Auto` tries both on a large file when the folder is opened.
+    pub engine: Engine,
+    /// Whether neighbouring records share a request; only measurements want it off.
+    pub coalesce: bool,
+    /// A worse disk to pretend: for tests.
+    pub slow_disk: Option<SlowDiskOptions>,
 }
 
 impl Default for IoOptions {
-    /// Direct where the filesystem allows it, 32 threads (the paper's number).
+    /// Direct where the filesystem allows it, 32 reads in flight (the paper's number).
     fn default() -> Self {
         Self {
             direct: DirectIo::Preferred,
             threads: 32,
+            engine: Engine::Auto,
+            coalesce: true,
+            slow_disk: None,
         }
+    }
+}
+
+impl IoOptions {
+    /// A reader for these files. A trial of engines takes longer than reading small ones.
+    fn reader(&self, records: &BTreeMap<String, TensorFile>) -> Result<Reader> {
+        let options = ReaderOptions {
+            engine: self.engine,
+            depth: self.threads,
+            slow_disk: self.slow_disk.clone(),
+            ..ReaderOptions::default()
+        };
+        let largest = records.values().max_by_key(|file| file.file.len_bytes());
+        let options = match largest {
+            Some(file) if file.file.len_bytes() >= TRIAL_FILE_BYTES => options.probe(&file.file)?,
+            _ => options,
+        };
+        Ok(Reader::with_options(&options)?)
     }
 }
 
@@ -183,7 +217,7 @@ impl FlashFolder {
         let block_bytes_max = strides.fold(block_bytes_max, usize::max);
         let ring = StreamRing::new(block_bytes_max)?;
         Ok(Self(Arc::new(Inner {
-            reader: Reader::new(io.threads)?,
+            reader: io.reader(&records)?,
             ring_bytes: ring.bytes(),
             block_bytes_max,
             ring: Mutex::new(ring),
@@ -234,6 +268,16 @@ impl FlashFolder {
     pub fn io_mode(&self) -> IoMode {
         let records = self.0.records.values().next();
         records.map_or(self.0.resident.file.mode(), |file| file.file.mode())
+    }
+
+    /// Who makes the requests.
+    pub fn io_engine(&self) -> Engine {
+        self.0.reader.engine()
+    }
+
+    /// Time spent waiting for matrices that are streamed, so far.
+    pub fn stream_wait(&self) -> Duration {
+        self.ring().waited()
     }
 
     /// Bytes and requests so far.

@@ -26,8 +26,10 @@ mod predictors;
 mod rows;
 mod selector;
 mod stats;
+mod step;
 pub mod stock;
 mod stored;
+mod trace;
 mod var_builder;
 mod weights;
 mod workspace;
@@ -41,14 +43,15 @@ pub use folder::{FlashFolder, IoOptions, MANIFEST_FILE, PREDICTORS_FILE, RESIDEN
 pub use kv_cache::KvCache;
 pub use linear::FlashLinear;
 pub use memory::{HumanBytes, Memory};
-pub use mlp::FlashMlp;
+pub use mlp::{FlashMlp, MlpTicket};
 pub use neuron_cache::{NeuronCache, StepPlan, PASS_NEURONS};
 pub use predictors::PredictorMetadata;
 pub use selector::SelectorKind;
 pub use stats::FfnStats;
-pub use var_builder::{FlashVarBuilder, Placement};
+pub use trace::{ActivityTrace, TraceFigures};
+pub use var_builder::{FlashVarBuilder, Placement, Switches};
 pub use wick_io::{
-    available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap, DirectIo,
-    IoCounters, IoMode,
+    available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap, DirectIo, Engine,
+    IoCounters, IoMode, SlowDiskOptions,
 };
 pub use workspace::FfnRecorder;

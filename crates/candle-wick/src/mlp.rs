@@ -1,34 +1,35 @@
 //! A feed-forward layer whose neurons stay on flash: only what the tokens need is read and multiplied.
 //!
-//! `y = down · (act(gate x) * up x)` or `down · act(up x)`, with biases where the model has them. One `step`
+//! `y = down · (act(gate x) * up x)` or `down · act(up x)`, with biases where the model has them. One `Step`
 //! takes a token, or up to 128 tokens of a prompt, through
 //! 1. `selector.select`: which neurons are needed;
 //! 2. `cache.plan`: which of them are missing, and where they go, in passes;
 //! 3. `submit`: the misses of a pass are read into their slots;
 //! 4. `coefficients`: gate, up and activation of the hits meanwhile, then of the misses;
 //! 5. `add_down`: one down product over the pass, added to the sums of the passes before;
-//! 6. `cache.commit`: the misses are residents, the window slides.
+//! 6. `commit`: the misses are residents, the window slides.
+//!
+//! `begin` goes as far as 3, for models that have something else to compute while reads are in flight.
 //!
 //! The result depends on the selection alone: each output element is one ascending sum over the selected
 //! neurons, whatever the slots, the threads, the engine and the number of tokens in the step.
 //!
-//! Not here: choosing neurons (`selector`), the books of the slots (`neuron_cache`), reading (`wick-io`).
+//! Not here: the steps' work (`step`), choosing neurons (`selector`), the books of the slots (`neuron_cache`).
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
 
 use candle::{Module, Tensor};
-use wick_io::{SlotBuffer, Ticket};
+use wick_io::SlotBuffer;
 
 use crate::activation::Activation;
 use crate::error::{Error, Result};
-use crate::neuron_cache::{NeuronCache, StepPlan};
+use crate::neuron_cache::NeuronCache;
 use crate::neurons::{LayerNeurons, Rows};
-use crate::rows::map_rows;
-use crate::selector::{Selection, Selector};
-use crate::var_builder::{lock, FlashVarBuilder};
-use crate::workspace::{pass_neurons, sized, Workspace, CHUNK_TOKENS_MAX};
+use crate::rows::{check_width, map_rows, with_f32};
+use crate::selector::Selector;
+use crate::step::Step;
+use crate::var_builder::{lock, FlashVarBuilder, Switches};
+use crate::workspace::{Workspace, CHUNK_TOKENS_MAX};
 
 /// The FFN of one layer: `x (.., hidden_size) -> (.., hidden_size)`.
 ///
@@ -39,34 +40,22 @@ pub struct FlashMlp {
     shared: Arc<Shared>,
 }
 
-struct Shared {
+/// One layer.
+pub(crate) struct Shared {
     /// The layer's place in the manifest.
-    index: usize,
-    slot_count: usize,
-    neurons: LayerNeurons,
-    selector: Selector,
+    pub(crate) index: usize,
+    pub(crate) slot_count: usize,
+    pub(crate) neurons: LayerNeurons,
+    pub(crate) selector: Selector,
+    pub(crate) switches: Switches,
     workspace: Arc<Mutex<Workspace>>,
     state: Mutex<State>,
 }
 
-struct State {
-    cache: NeuronCache,
-    /// Away only while a step's reads are in flight.
-    slots: Option<SlotBuffer>,
-}
-
-/// A range of a step's selection that is computed at once.
-struct Pass<'a> {
-    x: Rows<'a>,
-    plan: &'a StepPlan,
-    range: &'a Range<usize>,
-}
-
-/// The neurons of a pass that lay in a slot, or that are read for it.
-#[derive(Clone, Copy, PartialEq)]
-enum Part {
-    Hits,
-    Misses,
+pub(crate) struct State {
+    pub(crate) cache: NeuronCache,
+    /// Away while a step is on its way.
+    pub(crate) slots: Option<SlotBuffer>,
 }
 
 impl FlashMlp {
@@ -93,15 +82,17 @@ impl FlashMlp {
         let placement = vb.placement();
         let slots = placement.slots_per_layer[index];
         let slot_count = slots.max(2).min(intermediate_size);
-        let slots = SlotBuffer::new(slot_count, layer.stride_bytes)?;
         let cache = NeuronCache::new(intermediate_size, slot_count, placement.window_tokens);
-        let neurons = LayerNeurons::load(vb.folder(), layer, activation)?;
+        let switches = placement.switches;
+        let neurons = LayerNeurons::load(vb.folder(), layer, activation, switches.bundling)?;
+        let slots = neurons.new_slots(slot_count)?;
         Ok(Self {
             shared: Arc::new(Shared {
                 index,
                 slot_count,
                 selector: Selector::load(&vb, index, &neurons)?,
                 neurons,
+                switches,
                 workspace: vb.workspace().clone(),
                 state: Mutex::new(State {
                     cache,
@@ -111,33 +102,81 @@ impl FlashMlp {
         })
     }
 
+    /// Chooses the neurons of `x` `(.., hidden_size)` and starts to read them: what a caller computes until
+    /// [`MlpTicket::finish`] overlaps with reading.
+    pub fn begin(&self, x: &Tensor) -> candle::Result<MlpTicket> {
+        let mut ticket = MlpTicket {
+            mlp: self.clone(),
+            x: x.clone(),
+            step: None,
+        };
+        let shared = &self.shared;
+        if shared.switches.overlap {
+            let hidden = shared.neurons.layer.hidden_size;
+            check_width(x, hidden)?;
+            with_f32(x, |x| {
+                let first = shared.chunks(x).next();
+                let work = &mut *lock(&shared.workspace);
+                let begin = |rows| Step::begin(shared, rows, work);
+                ticket.step = first.map(begin).transpose()?;
+                Ok(())
+            })?;
+        }
+        Ok(ticket)
+    }
+
+    /// The FFN of `x`, whose first chunk may have begun.
+    fn compute(&self, x: &Tensor, mut begun: Option<Step>) -> candle::Result<Tensor> {
+        let shared = &self.shared;
+        let hidden = shared.neurons.layer.hidden_size;
+        map_rows(x, hidden, hidden, |tokens, x| {
+            let mut y = vec![0.0; tokens * hidden];
+            let chunks = shared
+                .chunks(x)
+                .zip(y.chunks_mut(CHUNK_TOKENS_MAX * hidden));
+            for (x, y) in chunks {
+                let work = &mut *lock(&shared.workspace);
+                let step = match begun.take() {
+                    Some(step) => step,
+                    None => Step::begin(shared, x, work)?,
+                };
+                step.finish(x, y, work)?;
+            }
+            Ok(y)
+        })
+    }
+
     /// Forgets which neurons are in DRAM, as at the start.
     pub fn clear_neuron_cache(&self) {
         self.shared.state().cache.clear();
     }
 }
 
+/// A result of [`FlashMlp::begin`] that is on its way. One that is dropped gives up what it has read.
+#[must_use = "a dropped ticket has read in vain"]
+pub struct MlpTicket {
+    mlp: FlashMlp,
+    x: Tensor,
+    /// The step of the first chunk.
+    step: Option<Step>,
+}
+
+impl MlpTicket {
+    /// The FFN of the inputs that the ticket was given for.
+    pub fn finish(self) -> candle::Result<Tensor> {
+        self.mlp.compute(&self.x, self.step)
+    }
+}
+
 impl Module for FlashMlp {
     fn forward(&self, x: &Tensor) -> candle::Result<Tensor> {
-        let hidden = self.shared.neurons.layer.hidden_size;
-        map_rows(x, hidden, hidden, |tokens, x| {
-            let mut y = vec![0.0; tokens * hidden];
-            let chunk = CHUNK_TOKENS_MAX * hidden;
-            for (x, y) in x.chunks(chunk).zip(y.chunks_mut(chunk)) {
-                let rows = Rows {
-                    tokens: x.len() / hidden,
-                    values: x,
-                };
-                self.shared.step(rows, y)?;
-            }
-            Ok(y)
-        })
+        self.compute(x, None)
     }
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        // A panic in a step may have left slots behind that hold other neurons than the books say.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        // A panic in the books leaves them half-written.
         self.state.lock().unwrap_or_else(|poisoned| {
             let mut state = poisoned.into_inner();
             state.cache.clear();
@@ -146,214 +185,28 @@ impl Shared {
         })
     }
 
-    /// One token, or the tokens of one chunk of a prompt.
-    fn step(&self, x: Rows<'_>, y: &mut [f32]) -> Result<()> {
-        let mut workspace = lock(&self.workspace);
-        let work = &mut *workspace;
-        let mut state = self.state();
-        if let Some(record) = &mut work.recorder {
-            record(self.index, x.values);
-        }
-        let mut clock = Clock::start();
-
-        self.selector
-            .select(&self.neurons, x, &mut work.scores, &mut work.selection)?;
-        clock.compute();
-        let plan = state
-            .cache
-            .plan(&work.selection.neurons, pass_neurons(x.tokens));
-        clock.memory();
-        let summed = self.run_passes(x, &plan, &mut state.slots, work, &mut clock);
-        let misses = plan.miss_count() as u64;
-        if let Err(error) = summed {
-            state.cache.abort(plan);
-            return Err(error);
-        }
-        let Selection { neurons, .. } = &work.selection;
-        let last_use = |position| work.selection.last_use(position, x.tokens);
-        state.cache.commit(neurons, plan, x.tokens, last_use);
-        clock.memory();
-        work.sums.write_to(y);
-        self.add_down_bias(y);
-        clock.compute();
-        self.count(x.tokens, misses, &clock, work);
-        Ok(())
+    /// Inputs `(tokens, hidden)` in pieces of one step each.
+    fn chunks<'a>(&self, x: &'a [f32]) -> impl Iterator<Item = Rows<'a>> {
+        let hidden = self.neurons.layer.hidden_size;
+        x.chunks(CHUNK_TOKENS_MAX * hidden).map(move |values| Rows {
+            tokens: values.len() / hidden,
+            values,
+        })
     }
 
-    /// Reads the misses pass by pass and adds up every selected neuron. Hits are computed while the pass's
-    /// misses are in flight; the next pass's reads start before this pass's misses are computed.
-    fn run_passes(
-        &self,
-        x: Rows<'_>,
-        plan: &StepPlan,
-        slots: &mut Option<SlotBuffer>,
-        work: &mut Workspace,
-        clock: &mut Clock,
-    ) -> Result<()> {
-        work.sums.reset(x.tokens, self.neurons.layer.hidden_size);
-        let buffer = match slots.take() {
-            Some(buffer) => buffer,
-            // A panic while they were away lost them; the books were cleared then.
-            None => SlotBuffer::new(self.slot_count, self.neurons.layer.stride_bytes)?,
-        };
-        let mut ticket = self.submit(buffer, plan, plan.passes().first(), work);
-        for (index, range) in plan.passes().iter().enumerate() {
-            let pass = Pass { x, plan, range };
-            clock.io();
-            self.coefficients(&pass, Part::Hits, &ticket, work);
-            clock.compute();
-            let (buffer, result) = ticket.wait();
-            if let Err(error) = result {
-                *slots = Some(buffer);
-                return Err(error.into());
-            }
-            ticket = self.submit(buffer, plan, plan.passes().get(index + 1), work);
-            clock.io();
-            self.coefficients(&pass, Part::Misses, &ticket, work);
-            self.add_down(&pass, &ticket, work);
-            clock.compute();
-        }
-        *slots = Some(ticket.wait().0);
-        Ok(())
-    }
-
-    /// Starts reading the misses of a pass; no pass, no reads.
-    fn submit(
-        &self,
-        buffer: SlotBuffer,
-        plan: &StepPlan,
-        range: Option<&Range<usize>>,
-        work: &mut Workspace,
-    ) -> Ticket {
-        work.reads.clear();
-        for position in range.cloned().unwrap_or(0..0) {
-            if plan.is_miss(position) {
-                let neuron = work.selection.neurons[position];
-                work.reads
-                    .push(self.neurons.read_into(neuron, plan.slot(position)));
-            }
-        }
-        self.neurons.submit(buffer, &work.reads)
-    }
-
-    /// Computes `act(gate) * up` (or `act(up)`) of the pass's misses, or of its hits, into `coefficients`
-    /// `(neurons of the pass, tokens)`; zero where a token did not select the neuron.
-    fn coefficients(&self, pass: &Pass<'_>, part: Part, ticket: &Ticket, work: &mut Workspace) {
-        let Pass { x, plan, range } = pass;
-        let Workspace {
-            positions,
-            selection,
-            gate,
-            up,
-            coefficients,
-            ..
-        } = work;
-        positions.clear();
-        positions.extend(
-            (*range)
-                .clone()
-                .filter(|p| plan.is_miss(*p) == (part == Part::Misses))
-                .map(|p| p as u32),
-        );
-        let count = positions.len();
-        if count == 0 {
-            return;
-        }
-        let record = |r: usize| ticket.slot(plan.slot(positions[r] as usize));
-        let neuron = |r: usize| selection.neurons[positions[r] as usize];
-        self.neurons.deciding(count, neuron, record, *x, gate);
-        let gated = self.neurons.layout.gated;
-        if gated {
-            self.neurons.up_factors(count, neuron, record, *x, up);
-        }
-        let coefficients = sized(coefficients, range.len() * x.tokens);
-        for (r, &position) in positions.iter().enumerate() {
-            let wanted_by = selection.wanted_by[position as usize];
-            let first = (position as usize - range.start) * x.tokens;
-            for token in 0..x.tokens {
-                let at = r * x.tokens + token;
-                let value = match wanted_by >> token & 1 {
-                    0 => 0.0,
-                    _ if gated => self.neurons.activation.apply(gate[at]) * up[at],
-                    _ => self.neurons.activation.apply(gate[at]),
-                };
-                coefficients[first + token] = value;
-            }
+    /// What is wrong when the slots are away.
+    pub(crate) fn busy(&self) -> Error {
+        Error::Busy {
+            prefix: self.neurons.layer.prefix.clone(),
         }
     }
 
-    /// Adds coefficient times down column of the whole pass, in ascending order of neurons.
-    fn add_down(&self, pass: &Pass<'_>, ticket: &Ticket, work: &mut Workspace) {
-        let Pass { x, plan, range } = pass;
-        let down = self.neurons.layout.down_range();
-        let record = |r: usize| &ticket.slot(plan.slot(range.start + r))[down.clone()];
-        let coefficients = &work.coefficients[..range.len() * x.tokens];
-        work.sums
-            .add_rows(self.neurons.dtype, range.len(), record, coefficients);
-    }
-
-    fn add_down_bias(&self, y: &mut [f32]) {
+    pub(crate) fn add_down_bias(&self, y: &mut [f32]) {
         let Some(bias) = &self.neurons.down_bias else {
             return;
         };
         for row in y.chunks_mut(bias.len()) {
             row.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
         }
-    }
-
-    fn count(&self, tokens: usize, misses: u64, clock: &Clock, work: &mut Workspace) {
-        let layer = &self.neurons.layer;
-        let stats = &mut work.stats[self.index];
-        stats.tokens += tokens as u64;
-        stats.neurons += (tokens * layer.intermediate_size) as u64;
-        stats.selected += work.selection.selected_count();
-        stats.misses += misses;
-        stats.hits += work.selection.neurons.len() as u64 - misses;
-        stats.bytes_read += misses * layer.stride_bytes as u64;
-        stats.io += clock.io;
-        stats.memory += clock.memory;
-        stats.compute += clock.compute;
-    }
-}
-
-/// Books the time since the last call under one of three heads.
-struct Clock {
-    last: Instant,
-    io: Duration,
-    memory: Duration,
-    compute: Duration,
-}
-
-impl Clock {
-    fn start() -> Self {
-        let zero = Duration::ZERO;
-        Self {
-            last: Instant::now(),
-            io: zero,
-            memory: zero,
-            compute: zero,
-        }
-    }
-
-    fn lap(&mut self) -> Duration {
-        let now = Instant::now();
-        let lap = now - self.last;
-        self.last = now;
-        lap
-    }
-
-    fn io(&mut self) {
-        let lap = self.lap();
-        self.io += lap;
-    }
-
-    fn memory(&mut self) {
-        let lap = self.lap();
-        self.memory += lap;
-    }
-
-    fn compute(&mut self) {
-        let lap = self.lap();
-        self.compute += lap;
     }
 }

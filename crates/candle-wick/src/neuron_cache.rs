@@ -74,6 +74,8 @@ pub struct NeuronCache {
     chunk_end: u64,
     window_tokens: Option<usize>,
     plan: StepPlan,
+    /// Slots that misses of one step stream through; only its memory outlives the step.
+    ring: Vec<u32>,
 }
 
 impl NeuronCache {
@@ -97,6 +99,7 @@ impl NeuronCache {
             chunk_end: 0,
             window_tokens,
             plan: StepPlan::default(),
+            ring: Vec::new(),
         }
     }
 
@@ -210,7 +213,9 @@ impl NeuronCache {
             }
         }
         let mut permanent = available - ring_slots;
-        let ring: Vec<u32> = (0..ring_slots).map(|_| self.take_oldest()).collect();
+        let mut ring = std::mem::take(&mut self.ring);
+        ring.clear();
+        ring.extend((0..ring_slots).map(|_| self.take_oldest()));
         let halves = [&ring[..half], &ring[half..]];
         let mut half_used = [0; 2];
         let (mut start, mut streamed, mut pass_index) = (0, 0, 0);
@@ -236,6 +241,7 @@ impl NeuronCache {
                 self.recency.move_to_front(slot);
             }
         }
+        self.ring = ring;
     }
 
     fn forget_slot(&mut self, slot: u32) {

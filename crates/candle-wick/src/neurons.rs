@@ -25,6 +25,8 @@ pub(crate) struct LayerNeurons {
     pub(crate) layout: RecordLayout,
     pub(crate) dtype: WeightDtype,
     pub(crate) activation: Activation,
+    /// Whether a neuron is read as one record, and not as rows and column apart.
+    bundled: bool,
     gate_bias: Option<Vec<f32>>,
     up_bias: Option<Vec<f32>>,
     pub(crate) down_bias: Option<Vec<f32>>,
@@ -35,6 +37,7 @@ impl LayerNeurons {
         folder: &FlashFolder,
         layer: FfnLayer,
         activation: Activation,
+        bundled: bool,
     ) -> Result<Self> {
         let vector = |name: &Option<String>, len: usize| -> Result<Option<Vec<f32>>> {
             let load = |name: &String| Matrix::load(folder, name, &[len], false)?.to_f32();
@@ -46,6 +49,7 @@ impl LayerNeurons {
             layout: layer.record_layout(),
             dtype: kernel_dtype(layer.dtype),
             activation,
+            bundled,
             gate_bias: vector(&layer.gate_bias, layer.intermediate_size)?,
             up_bias: vector(&layer.up_bias, layer.intermediate_size)?,
             down_bias: vector(&layer.down_bias, layer.hidden_size)?,
@@ -53,14 +57,52 @@ impl LayerNeurons {
         })
     }
 
-    /// Where the record of `neuron` lies, to be read into `slot`.
-    pub(crate) fn read_into(&self, neuron: u32, slot: usize) -> SlotRead {
-        SlotRead {
-            slot,
-            offset_bytes: self.records.offset_bytes
-                + u64::from(neuron) * self.layer.stride_bytes as u64,
-            len_bytes: self.layer.stride_bytes,
-            crc32c: self.records.checksum(neuron as usize),
+    /// Empty slots, each for one neuron.
+    pub(crate) fn new_slots(&self, slot_count: usize) -> Result<SlotBuffer> {
+        let slots = match self.bundled {
+            true => SlotBuffer::new(slot_count, self.layer.stride_bytes),
+            false => SlotBuffer::new(2 * slot_count, self.layout.down_range().start),
+        };
+        Ok(slots?)
+    }
+
+    /// Adds what has to be read so that `neuron` is in `slot`: its record, or its two parts.
+    pub(crate) fn push_reads(&self, neuron: u32, slot: usize, reads: &mut Vec<SlotRead>) {
+        let record = self.records.offset_bytes + u64::from(neuron) * self.layer.stride_bytes as u64;
+        if self.bundled {
+            reads.push(SlotRead {
+                slot,
+                offset_bytes: record,
+                len_bytes: self.layer.stride_bytes,
+                crc32c: self.records.checksum(neuron as usize),
+            });
+            return;
+        }
+        let down = self.layout.down_range();
+        for (slot, part) in [(2 * slot, 0..down.start), (2 * slot + 1, down)] {
+            reads.push(SlotRead {
+                slot,
+                offset_bytes: record + part.start as u64,
+                len_bytes: part.len(),
+                crc32c: None,
+            });
+        }
+    }
+
+    /// Gate and up rows of the neuron in `slot`, as they lie in a record.
+    pub(crate) fn rows<'a>(&self, reads: &'a Ticket, slot: usize) -> &'a [u8] {
+        match self.bundled {
+            true => reads.slot(slot),
+            false => reads.slot(2 * slot),
+        }
+    }
+
+    /// The down column of the neuron in `slot`.
+    pub(crate) fn down_column<'a>(&self, reads: &'a Ticket, slot: usize) -> &'a [u8] {
+        let down = self.layout.down_range();
+        match self.bundled {
+            true => &reads.slot(slot)[down],
+            false => &reads.slot(2 * slot + 1)[..down.len()],
         }
     }
 

@@ -11,11 +11,8 @@ pub(crate) fn map_rows(
     f: impl FnOnce(usize, &[f32]) -> Result<Vec<f32>>,
 ) -> Result<Tensor> {
     let mut shape = x.dims().to_vec();
-    let width = x.dim(D::Minus1)?;
-    if width != in_width {
-        candle::bail!("the input has width {width}, the layer takes {in_width}");
-    }
-    let rows = x.elem_count().checked_div(width).unwrap_or(0);
+    check_width(x, in_width)?;
+    let rows = x.elem_count().checked_div(in_width).unwrap_or(0);
     let values = with_f32(x, |values| f(rows, values))?;
     if let Some(last) = shape.last_mut() {
         *last = out_width;
@@ -23,6 +20,15 @@ pub(crate) fn map_rows(
     Tensor::from_vec(values, shape, &Device::Cpu)?
         .to_dtype(x.dtype())?
         .to_device(x.device())
+}
+
+/// Refuses `x` `(.., width)` of another width.
+pub(crate) fn check_width(x: &Tensor, width: usize) -> Result<()> {
+    let got = x.dim(D::Minus1)?;
+    if got != width {
+        candle::bail!("the input has width {got}, the layer takes {width}");
+    }
+    Ok(())
 }
 
 /// Calls `f` with the values of `x` in row-major order; no copy when `x` already is contiguous f32 on the CPU.

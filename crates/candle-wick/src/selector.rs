@@ -3,10 +3,13 @@
 //! `Dense` takes all, `Oracle` the truly active ones (it reads the whole layer to know them: tests and upper
 //! bounds), `LowRank` those whose predicted score reaches the layer's threshold ("LLM in a flash", 3.1).
 //!
+//! A trace may take the place of what predictors choose: weights that are random have no activity worth measuring.
+//!
 //! Not here: whether a selected neuron must be read (`neuron_cache`).
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
 
 use wick_kernels::dot_rows;
 
@@ -15,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::folder::FlashFolder;
 use crate::matrix::Matrix;
 use crate::neurons::{LayerNeurons, Rows};
+use crate::trace::Replay;
 use crate::var_builder::FlashVarBuilder;
 use crate::workspace::{pass_neurons, sized, Scores, CHUNK_TOKENS_MAX};
 
@@ -123,6 +127,8 @@ pub(crate) enum Selector {
     Dense,
     Oracle,
     LowRank(Box<LowRank>),
+    /// Runs the predictor, for the time it takes, and goes by the trace.
+    Replay(Box<LowRank>, Mutex<Replay>),
 }
 
 /// `up (down x) + bias >= threshold`, matrices in DRAM in their stored dtype.
@@ -154,7 +160,7 @@ impl Selector {
         let resident = |part: &str, shape: [usize; 2]| {
             Matrix::load(vb.folder(), &layer.predictor_tensor(part), &shape, true)
         };
-        Ok(Self::LowRank(Box::new(LowRank {
+        let predictor = Box::new(LowRank {
             down: resident("down.weight", [rank, layer.hidden_size])?,
             up: resident("up.weight", [layer.intermediate_size, rank])?,
             bias: vb
@@ -162,7 +168,14 @@ impl Selector {
                 .pp("up")
                 .values(layer.intermediate_size, "bias")?,
             threshold: metadata.thresholds[index],
-        })))
+        });
+        Ok(match &vb.placement().trace {
+            None => Self::LowRank(predictor),
+            Some(trace) => {
+                let replay = trace.replay(index, layer.intermediate_size)?;
+                Self::Replay(predictor, Mutex::new(replay))
+            }
+        })
     }
 
     /// Puts the neurons that the tokens of `x` need into `selection`.
@@ -185,6 +198,15 @@ impl Selector {
             }
             Self::Oracle => truly_active(neurons, x, scores, selection),
             Self::LowRank(predictor) => predictor.select(x, scores, selection),
+            Self::Replay(predictor, replay) => {
+                predictor.select(x, scores, selection)?;
+                selection.clear();
+                let mut replay = replay.lock().unwrap_or_else(PoisonError::into_inner);
+                replay.advance(x.tokens, |neuron, wanted_by| {
+                    selection.push(neuron, wanted_by);
+                });
+                Ok(())
+            }
         }
     }
 }

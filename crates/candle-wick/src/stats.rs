@@ -1,7 +1,7 @@
 //! What a layer's FFN did: counts, bytes and where its time went.
 
 use std::ops::AddAssign;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Counters of one layer, or of several added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -12,17 +12,24 @@ pub struct FfnStats {
     pub neurons: u64,
     /// Neurons selected, summed over tokens.
     pub selected: u64,
+    /// Selected neurons whose coefficient is not zero for some token, summed over steps: those whose down columns are
+    /// multiplied.
+    pub active: u64,
     /// Selected neurons that lay in a slot, summed over steps.
     pub hits: u64,
     /// Selected neurons that had to be read, summed over steps.
     pub misses: u64,
     /// Bytes of the records read for misses.
     pub bytes_read: u64,
+    /// From handing reads out until they were waited for: the time that the device had for `bytes_read`.
+    pub in_flight: Duration,
     /// Waiting for reads, and handing them out.
     pub io: Duration,
     /// Keeping the cache's books.
     pub memory: Duration,
-    /// Selecting and multiplying.
+    /// Choosing neurons.
+    pub select: Duration,
+    /// Multiplying.
     pub compute: Duration,
 }
 
@@ -30,6 +37,14 @@ impl FfnStats {
     /// Share of selected neurons that lay in a slot; 1 when none was selected.
     pub fn hit_rate(&self) -> f64 {
         ratio(self.hits, self.hits + self.misses, 1.0)
+    }
+
+    pub(crate) fn add_times(&mut self, clock: &Clock) {
+        self.in_flight += clock.in_flight;
+        self.io += clock.io;
+        self.memory += clock.memory;
+        self.select += clock.select;
+        self.compute += clock.compute;
     }
 
     /// Share of the neurons selected per token.
@@ -51,11 +66,70 @@ impl AddAssign for FfnStats {
         self.tokens += other.tokens;
         self.neurons += other.neurons;
         self.selected += other.selected;
+        self.active += other.active;
         self.hits += other.hits;
         self.misses += other.misses;
         self.bytes_read += other.bytes_read;
+        self.in_flight += other.in_flight;
         self.io += other.io;
         self.memory += other.memory;
+        self.select += other.select;
         self.compute += other.compute;
+    }
+}
+
+/// Books the time since it was last asked under one of the heads of [`FfnStats`].
+pub(crate) struct Clock {
+    last: Instant,
+    pub(crate) in_flight: Duration,
+    pub(crate) io: Duration,
+    pub(crate) memory: Duration,
+    pub(crate) select: Duration,
+    pub(crate) compute: Duration,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        let zero = Duration::ZERO;
+        Self {
+            last: Instant::now(),
+            in_flight: zero,
+            io: zero,
+            memory: zero,
+            select: zero,
+            compute: zero,
+        }
+    }
+
+    /// Leaves out what happened since the last call.
+    pub(crate) fn resume(&mut self) {
+        self.last = Instant::now();
+    }
+
+    fn lap(&mut self) -> Duration {
+        let now = Instant::now();
+        let lap = now - self.last;
+        self.last = now;
+        lap
+    }
+
+    pub(crate) fn io(&mut self) {
+        let lap = self.lap();
+        self.io += lap;
+    }
+
+    pub(crate) fn memory(&mut self) {
+        let lap = self.lap();
+        self.memory += lap;
+    }
+
+    pub(crate) fn select(&mut self) {
+        let lap = self.lap();
+        self.select += lap;
+    }
+
+    pub(crate) fn compute(&mut self) {
+        let lap = self.lap();
+        self.compute += lap;
     }
 }

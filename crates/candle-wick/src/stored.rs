@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use wick_io::{FlashFile, Reader, SlotBuffer, SlotRead, Ticket};
 
@@ -27,6 +28,7 @@ const PAGE_BYTES: usize = 4096;
 pub(crate) struct StreamRing {
     buffer: Option<SlotBuffer>,
     slot_bytes: usize,
+    waited: Duration,
 }
 
 impl StreamRing {
@@ -34,7 +36,11 @@ impl StreamRing {
     pub(crate) fn new(block_bytes_max: usize) -> Result<Self> {
         let slot_bytes = Self::slot_bytes(block_bytes_max);
         let buffer = Some(SlotBuffer::new(2 * HALF_SLOTS, slot_bytes)?);
-        Ok(Self { buffer, slot_bytes })
+        Ok(Self {
+            buffer,
+            slot_bytes,
+            waited: Duration::ZERO,
+        })
     }
 
     fn slot_bytes(block_bytes_max: usize) -> usize {
@@ -43,6 +49,11 @@ impl StreamRing {
             .max(SLOT_PAYLOAD_BYTES)
             .next_multiple_of(PAGE_BYTES)
             + 2 * PAGE_BYTES
+    }
+
+    /// Time spent waiting for reads so far.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
     }
 
     /// Bytes that the ring takes.
@@ -136,7 +147,9 @@ impl StoredMatrix {
         let mut ready = self.submit(reader, buffer, groups);
         loop {
             let (groups, ticket) = ready;
+            let waiting = Instant::now();
             let (buffer, result) = ticket.wait();
+            ring.waited += waiting.elapsed();
             if let Err(error) = result {
                 ring.buffer = Some(buffer);
                 return Err(error.into());

@@ -18,6 +18,7 @@ use crate::folder::FlashFolder;
 use crate::matrix::Matrix;
 use crate::selector::SelectorKind;
 use crate::stats::FfnStats;
+use crate::trace::ActivityTrace;
 use crate::workspace::{FfnRecorder, Workspace};
 
 /// What a model's layers keep in DRAM and how they choose neurons.
@@ -31,6 +32,29 @@ pub struct Placement {
     pub window_tokens: Option<usize>,
     /// Matrices that are read from flash whenever they are used, by full name.
     pub streamed: BTreeSet<String>,
+    /// What is switched off.
+    pub switches: Switches,
+    /// Neurons to use instead of those that predictors choose: for measuring with random weights.
+    pub trace: Option<ActivityTrace>,
+}
+
+/// Parts of the method that can be switched off, to see what each brings. They change times, never results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switches {
+    /// Compute while reads are in flight.
+    pub overlap: bool,
+    /// Read a neuron's rows and column together.
+    pub bundling: bool,
+}
+
+impl Default for Switches {
+    /// Everything on.
+    fn default() -> Self {
+        Self {
+            overlap: true,
+            bundling: true,
+        }
+    }
 }
 
 impl Placement {
@@ -46,6 +70,8 @@ impl Placement {
             slots_per_layer: slots.collect(),
             window_tokens: None,
             streamed: BTreeSet::new(),
+            switches: Switches::default(),
+            trace: None,
         }
     }
 }

@@ -20,7 +20,8 @@ pub type FfnRecorder = Box<dyn FnMut(usize, &[f32]) + Send>;
 /// Buffers of a step, and every layer's counters.
 #[derive(Default)]
 pub(crate) struct Workspace {
-    pub(crate) selection: Selection,
+    /// Selections that no step holds at the moment.
+    pub(crate) selections: Vec<Selection>,
     pub(crate) scores: Scores,
     pub(crate) positions: Vec<u32>,
     pub(crate) reads: Vec<SlotRead>,

@@ -1,0 +1,300 @@
+//! One step of an FFN layer: a token, or up to 128 tokens of a prompt, from their inputs to their outputs.
+//!
+//! `begin` takes the first three of the six steps of `FlashMlp` and leaves reads in flight; `finish` takes the others.
+//!
+//! Invariants:
+//! - A layer has at most one step on its way; its slots are with the step meanwhile.
+//! - A step that is dropped, by an error, a panic or a caller that lost interest, gives the slots back, and what it
+//!   meant to read is not resident.
+//!
+//! Not here: choosing neurons (`selector`), the books of the slots (`neuron_cache`), products (`neurons`).
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use wick_io::{SlotBuffer, Ticket};
+
+use crate::error::Result;
+use crate::mlp::Shared;
+use crate::neuron_cache::StepPlan;
+use crate::neurons::Rows;
+use crate::selector::Selection;
+use crate::stats::Clock;
+use crate::workspace::{pass_neurons, sized, Workspace};
+
+/// A step with its neurons chosen and placed, and the misses of its first pass being read.
+pub(crate) struct Step {
+    shared: Arc<Shared>,
+    selection: Selection,
+    /// Away while passes run.
+    plan: Option<StepPlan>,
+    /// The slots, and what is being read into them; away while they change hands.
+    reads: Option<Ticket>,
+    /// When they were handed out, if there are some.
+    submitted: Option<Instant>,
+    /// Whether the layer has its slots back.
+    has_ended: bool,
+    clock: Clock,
+}
+
+/// A range of a step's selection that is computed at once.
+struct Pass<'a> {
+    x: Rows<'a>,
+    plan: &'a StepPlan,
+    range: &'a Range<usize>,
+}
+
+/// The neurons of a pass that lay in a slot, or that are read for it.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Hits,
+    Misses,
+}
+
+impl Step {
+    /// Selects, plans, and starts to read what the first pass misses.
+    pub(crate) fn begin(shared: &Arc<Shared>, x: Rows<'_>, work: &mut Workspace) -> Result<Self> {
+        if let Some(record) = &mut work.recorder {
+            record(shared.index, x.values);
+        }
+        let mut clock = Clock::start();
+        let mut selection = work.selections.pop().unwrap_or_default();
+        shared
+            .selector
+            .select(&shared.neurons, x, &mut work.scores, &mut selection)?;
+        clock.select();
+        let mut state = shared.state();
+        let slots = state.slots.take().ok_or_else(|| shared.busy())?;
+        let plan = state.cache.plan(&selection.neurons, pass_neurons(x.tokens));
+        drop(state);
+        clock.memory();
+        let mut step = Self {
+            shared: shared.clone(),
+            selection,
+            plan: None,
+            reads: None,
+            submitted: None,
+            has_ended: false,
+            clock,
+        };
+        step.submit(slots, &plan, plan.passes().first(), work);
+        step.plan = Some(plan);
+        step.clock.io();
+        Ok(step)
+    }
+
+    /// Computes pass by pass, the hits of a pass while its misses are in flight, and writes the sums to `y`.
+    pub(crate) fn finish(mut self, x: Rows<'_>, y: &mut [f32], work: &mut Workspace) -> Result<()> {
+        let shared = self.shared.clone();
+        self.clock.resume();
+        work.sums.reset(x.tokens, shared.neurons.layer.hidden_size);
+        let plan = self.plan.take().expect("a step ends once");
+        if let Err(error) = self.run_passes(x, &plan, work) {
+            self.plan = Some(plan);
+            return Err(error);
+        }
+        self.count(x.tokens, &plan, work);
+        self.commit(plan, x.tokens)?;
+        self.clock.memory();
+        work.sums.write_to(y);
+        shared.add_down_bias(y);
+        self.clock.compute();
+        work.stats[shared.index].add_times(&self.clock);
+        work.selections.push(std::mem::take(&mut self.selection));
+        Ok(())
+    }
+
+    fn run_passes(&mut self, x: Rows<'_>, plan: &StepPlan, work: &mut Workspace) -> Result<()> {
+        let overlap = self.shared.switches.overlap;
+        for (index, range) in plan.passes().iter().enumerate() {
+            let pass = Pass { x, plan, range };
+            let next = plan.passes().get(index + 1);
+            if overlap {
+                self.coefficients(&pass, Part::Hits, work);
+            }
+            let slots = self.wait()?;
+            self.submit(slots, plan, next.filter(|_| overlap), work);
+            self.clock.io();
+            if !overlap {
+                self.coefficients(&pass, Part::Hits, work);
+            }
+            self.coefficients(&pass, Part::Misses, work);
+            self.add_down(&pass, work);
+            if !overlap && next.is_some() {
+                let slots = self.wait()?;
+                self.submit(slots, plan, next, work);
+                self.clock.io();
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts to read the misses of a pass; no pass, no reads.
+    fn submit(
+        &mut self,
+        slots: SlotBuffer,
+        plan: &StepPlan,
+        range: Option<&Range<usize>>,
+        work: &mut Workspace,
+    ) {
+        let neurons = &self.shared.neurons;
+        work.reads.clear();
+        for position in range.cloned().unwrap_or(0..0) {
+            if plan.is_miss(position) {
+                let (neuron, slot) = (self.selection.neurons[position], plan.slot(position));
+                neurons.push_reads(neuron, slot, &mut work.reads);
+            }
+        }
+        self.submitted = (!work.reads.is_empty()).then(Instant::now);
+        self.reads = Some(neurons.submit(slots, &work.reads));
+    }
+
+    /// Waits for the reads in flight; after an error the slots stay with the step.
+    fn wait(&mut self) -> Result<SlotBuffer> {
+        let reads = self.reads.take().expect("the slots are with the step");
+        let (slots, result) = reads.wait();
+        if let Some(submitted) = self.submitted.take() {
+            self.clock.in_flight += submitted.elapsed();
+        }
+        self.clock.io();
+        match result {
+            Ok(()) => Ok(slots),
+            Err(error) => {
+                self.reads = Some(self.shared.neurons.submit(slots, &[]));
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Those slots that nobody reads into can be looked at.
+    fn slots(&self) -> &Ticket {
+        self.reads.as_ref().expect("the slots are with the step")
+    }
+
+    /// Computes `act(gate) * up` (or `act(up)`) of the pass's misses, or of its hits, into `coefficients`
+    /// `(neurons of the pass, tokens)`; zero where a token did not select the neuron.
+    fn coefficients(&mut self, pass: &Pass<'_>, part: Part, work: &mut Workspace) {
+        let Pass { x, plan, range } = pass;
+        let (neurons, selection) = (&self.shared.neurons, &self.selection);
+        let Workspace {
+            positions,
+            gate,
+            up,
+            coefficients,
+            ..
+        } = work;
+        let is_in_part = |p: &usize| plan.is_miss(*p) == (part == Part::Misses);
+        positions.clear();
+        positions.extend((*range).clone().filter(is_in_part).map(|p| p as u32));
+        let count = positions.len();
+        if count == 0 {
+            return;
+        }
+        let slots = self.slots();
+        let record = |r: usize| neurons.rows(slots, plan.slot(positions[r] as usize));
+        let neuron = |r: usize| selection.neurons[positions[r] as usize];
+        neurons.deciding(count, neuron, record, *x, gate);
+        let gated = neurons.layout.gated;
+        if gated {
+            neurons.up_factors(count, neuron, record, *x, up);
+        }
+        let coefficients = sized(coefficients, range.len() * x.tokens);
+        for (r, &position) in positions.iter().enumerate() {
+            let wanted_by = selection.wanted_by[position as usize];
+            let first = (position as usize - range.start) * x.tokens;
+            for token in 0..x.tokens {
+                let at = r * x.tokens + token;
+                let value = match wanted_by >> token & 1 {
+                    0 => 0.0,
+                    _ if gated => neurons.activation.apply(gate[at]) * up[at],
+                    _ => neurons.activation.apply(gate[at]),
+                };
+                coefficients[first + token] = value;
+            }
+        }
+        self.clock.compute();
+    }
+
+    /// Adds coefficient times down column of the pass, in ascending order of neurons. Those that are zero for every
+    /// token would add exact zeros: their columns are not even touched.
+    fn add_down(&mut self, pass: &Pass<'_>, work: &mut Workspace) {
+        let Pass { x, plan, range } = pass;
+        let tokens = x.tokens;
+        let Workspace {
+            positions,
+            coefficients,
+            sums,
+            ..
+        } = work;
+        positions.clear();
+        for position in (*range).clone() {
+            let first = (position - range.start) * tokens;
+            let of_neuron = first..first + tokens;
+            if coefficients[of_neuron.clone()]
+                .iter()
+                .any(|value| *value != 0.0)
+            {
+                coefficients.copy_within(of_neuron, positions.len() * tokens);
+                positions.push(position as u32);
+            }
+        }
+        let (neurons, slots) = (&self.shared.neurons, self.slots());
+        let column = |r: usize| neurons.down_column(slots, plan.slot(positions[r] as usize));
+        let count = positions.len();
+        sums.add_rows(
+            neurons.dtype,
+            count,
+            column,
+            &coefficients[..count * tokens],
+        );
+        work.stats[self.shared.index].active += count as u64;
+        self.clock.compute();
+    }
+
+    /// The misses are residents now, and the layer has its slots back.
+    fn commit(&mut self, plan: StepPlan, tokens: usize) -> Result<()> {
+        let slots = self.wait()?;
+        let selection = &self.selection;
+        let last_use = |position| selection.last_use(position, tokens);
+        let mut state = self.shared.state();
+        state
+            .cache
+            .commit(&selection.neurons, plan, tokens, last_use);
+        state.slots = Some(slots);
+        drop(state);
+        self.has_ended = true;
+        Ok(())
+    }
+
+    fn count(&self, tokens: usize, plan: &StepPlan, work: &mut Workspace) {
+        let layer = &self.shared.neurons.layer;
+        let misses = plan.miss_count() as u64;
+        let stats = &mut work.stats[self.shared.index];
+        stats.tokens += tokens as u64;
+        stats.neurons += (tokens * layer.intermediate_size) as u64;
+        stats.selected += self.selection.selected_count();
+        stats.misses += misses;
+        stats.hits += self.selection.neurons.len() as u64 - misses;
+        stats.bytes_read += misses * layer.stride_bytes as u64;
+    }
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        let slots = match self.reads.take() {
+            Some(reads) => Some(reads.wait().0),
+            // Lost on their way from one read to the next.
+            None => self.shared.neurons.new_slots(self.shared.slot_count).ok(),
+        };
+        let mut state = self.shared.state();
+        state.slots = slots;
+        match self.plan.take() {
+            Some(plan) => state.cache.abort(plan),
+            None => state.cache.clear(),
+        }
+    }
+}
