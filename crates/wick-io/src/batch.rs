@@ -1,17 +1,20 @@
 //! A batch: the reads of one submit, shared by the threads that work on them.
 //!
-//! Lifecycle of a run: 1. `claim` gives it to one thread. 2. `begin`, then requests and `accept` until it is
-//! read. 3. `check`. 4. `finish` counts it. When the last run is finished, whoever waits is woken.
+//! Lifecycle: 1. `assign` gives it the reads. 2. Its runs are read. 3. `clear` takes them away again, and another
+//! submit may use what they were kept in. Of a run: 1. `claim` gives it to one thread. 2. `begin`, then requests
+//! and `accept` until it is read. 3. `check`. 4. `count` takes it off the runs that are not finished.
 //!
 //! Invariants:
 //! - A run is claimed once, so its parts have one writer.
-//! - No byte of the buffer is written after `unfinished` became 0; `wait` returns only then.
+//! - No byte of the buffer is written after `unfinished` became 0.
 //! - After an error or a cancel, runs not yet begun are finished without being read.
+//!
+//! Not here: who waits for a batch, and who keeps it between two submits (`queue`).
 
 use crate::device::Device;
 use crate::file::FlashFile;
 use crate::pages::Pages;
-use crate::plan::{Check, Part, Plan, Route};
+use crate::plan::{Check, Part, Plan, Route, SlotRead};
 use crate::transfer::{Target, Transfer};
 use crate::IoError;
 use std::io;
@@ -20,45 +23,61 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// Reads on their way; holds its own share of the memory, so nobody else has to keep it alive.
+#[derive(Default)]
 pub(crate) struct Batch {
-    pages: Arc<Pages>,
-    file: FlashFile,
+    /// `None` while there is nothing to read.
+    job: Option<Job>,
     plan: Plan,
     next: AtomicUsize,
     unfinished: AtomicUsize,
     stopped: AtomicBool,
-    outcome: Mutex<Outcome>,
-    finished: Condvar,
+    error: Mutex<Option<IoError>>,
+    /// For whoever waits until nothing is unfinished.
+    pub(crate) finished: Condvar,
 }
 
-#[derive(Default)]
-struct Outcome {
-    is_finished: bool,
-    error: Option<IoError>,
+struct Job {
+    pages: Arc<Pages>,
+    file: FlashFile,
 }
 
 impl Batch {
-    /// A batch that fills parts of `pages`.
+    /// Makes this a batch that fills slots of `slot_bytes` in `pages`, with requests shared across gaps of at most
+    /// `gap_bytes`, or not shared at all.
     ///
     /// # Safety
-    /// - Until `wait` returns or the batch is gone, nothing but the batch touches the bytes
-    ///   `[at, at + span_bytes)` of the plan's parts.
-    /// - Those ranges do not overlap each other.
-    pub(crate) unsafe fn new(pages: Arc<Pages>, file: FlashFile, plan: Plan) -> Self {
-        let run_count = plan.runs.len();
-        Self {
-            pages,
-            file,
-            plan,
-            next: AtomicUsize::new(0),
-            unfinished: AtomicUsize::new(run_count),
-            stopped: AtomicBool::new(false),
-            outcome: Mutex::new(Outcome {
-                is_finished: run_count == 0,
-                error: None,
-            }),
-            finished: Condvar::new(),
-        }
+    /// - Until the batch is finished or gone, nothing but the batch touches the slots that `reads` name.
+    /// - Each read fits into its slot, the slot lies in `pages`, and no slot is named twice.
+    pub(crate) unsafe fn assign(
+        &mut self,
+        (pages, slot_bytes): (&Arc<Pages>, usize),
+        file: &FlashFile,
+        reads: &[SlotRead],
+        gap_bytes: Option<usize>,
+    ) {
+        self.plan
+            .lay_out(reads, slot_bytes, file.alignment_bytes(), gap_bytes);
+        self.job = Some(Job {
+            pages: Arc::clone(pages),
+            file: file.clone(),
+        });
+        *self.next.get_mut() = 0;
+        *self.unfinished.get_mut() = self.plan.runs.len();
+        *self.stopped.get_mut() = false;
+    }
+
+    /// Lets go of the memory and the file of a finished batch, and keeps its lists.
+    pub(crate) fn clear(&mut self) {
+        self.job = None;
+    }
+
+    /// How many parts the lists have room for.
+    pub(crate) fn room(&self) -> usize {
+        self.plan.parts.capacity()
+    }
+
+    fn job(&self) -> &Job {
+        self.job.as_ref().expect("a batch with runs has a job")
     }
 
     pub(crate) fn run_count(&self) -> usize {
@@ -80,20 +99,14 @@ impl Batch {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Blocks until all runs are finished; the first error, if any.
-    pub(crate) fn wait(&self) -> Result<(), IoError> {
-        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        while !outcome.is_finished {
-            outcome = self
-                .finished
-                .wait(outcome)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        outcome.error.take().map_or(Ok(()), Err)
+    /// The first error, once.
+    pub(crate) fn outcome(&self) -> Result<(), IoError> {
+        let mut error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+        error.take().map_or(Ok(()), Err)
     }
 
     pub(crate) fn file(&self) -> &FlashFile {
-        &self.file
+        &self.job().file
     }
 
     /// Whether runs not yet begun, and what is left of the others, need not be read.
@@ -101,19 +114,23 @@ impl Batch {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// Claims runs and reads them, one after the other on this thread, until none is left.
-    pub(crate) fn work(&self, transfer: &mut Transfer, device: &Device) {
-        while let Some(index) = self.claim() {
-            let result = self.caught(|| {
+    /// Reads the claimed run `first` and then all that are left to be claimed, one after the other on this thread;
+    /// how many these were.
+    pub(crate) fn work(&self, first: usize, transfer: &mut Transfer, device: &Device) -> usize {
+        let (mut claimed, mut count) = (Some(first), 0);
+        while let Some(index) = claimed {
+            self.note(self.caught(|| {
                 if self.is_stopped() {
                     return Ok(());
                 }
                 self.begin(index, transfer, device)?;
                 self.read(index, transfer, device)?;
                 self.check(index)
-            });
-            self.finish(result);
+            }));
+            count += 1;
+            claimed = self.claim();
         }
+        count
     }
 
     /// A run that from now on is the caller's to read and to finish.
@@ -130,7 +147,7 @@ impl Batch {
     ) -> Result<T, IoError> {
         catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
             Err(IoError::WorkerPanicked {
-                path: self.file.path().to_owned(),
+                path: self.file().path().to_owned(),
             })
         })
     }
@@ -148,13 +165,14 @@ impl Batch {
         device: &Device,
     ) -> Result<(), IoError> {
         let target = Target {
-            slots: self.pages.raw(),
+            slots: self.job().pages.raw(),
             sink: device.sink.raw(),
         };
-        // SAFETY: nobody else touches these parts by the promise given to `new`, and no other thread of ours
+        let alignment_bytes = self.file().alignment_bytes();
+        // SAFETY: nobody else touches these parts by the promise given to `assign`, and no other thread of ours
         // does, because a run is claimed once. Engines hold the batch, and so the memory, and the device, and so
         // the sink, until no request is on its way.
-        unsafe { transfer.begin(self.file.alignment_bytes(), target, self.run(index)) }
+        unsafe { transfer.begin(alignment_bytes, target, self.run(index), || device.bounce()) }
     }
 
     /// Takes the device's answer to a request of the run.
@@ -169,7 +187,7 @@ impl Batch {
     ) -> Result<(), IoError> {
         let (parts, _) = self.run(index);
         // SAFETY: as promised by the caller.
-        unsafe { transfer.accept(parts, answer) }.map_err(|fault| fault.name(&self.file, parts))
+        unsafe { transfer.accept(parts, answer) }.map_err(|fault| fault.name(self.file(), parts))
     }
 
     /// Reads what is left of a begun run on this thread.
@@ -181,26 +199,26 @@ impl Batch {
     ) -> Result<(), IoError> {
         while let Some((pieces, at_bytes)) = transfer.request() {
             // SAFETY: the run is ours, see `begin`.
-            let answer = unsafe { device.read(&self.file, pieces, at_bytes) };
+            let answer = unsafe { device.read(self.file(), pieces, at_bytes) };
             // SAFETY: the request is finished; the transfer is about this run.
             unsafe { self.accept(index, transfer, answer)? };
         }
         Ok(())
     }
 
-    /// Counts a claimed run, read or not, as done.
-    pub(crate) fn finish(&self, result: Result<(), IoError>) {
+    /// Remembers the first error, after which nothing more is read.
+    pub(crate) fn note(&self, result: Result<(), IoError>) {
         if let Err(error) = result {
             self.cancel();
-            let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-            outcome.error.get_or_insert(error);
+            let mut first = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+            first.get_or_insert(error);
         }
+    }
+
+    /// Takes `count` claimed runs, read or not, off those that are not finished; whether none is left.
+    pub(crate) fn count(&self, count: usize) -> bool {
         // Release: our writes to the slots happen before the end of the batch. Acquire: so do everybody's.
-        if self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-            outcome.is_finished = true;
-            self.finished.notify_all();
-        }
+        self.unfinished.fetch_sub(count, Ordering::AcqRel) == count
     }
 
     /// Lets the page cache go and compares the checksums of a run that was read.
@@ -208,7 +226,7 @@ impl Batch {
         let (parts, _) = self.run(index);
         if let (Some(first), Some(last)) = (parts.first(), parts.last()) {
             let len_bytes = last.end_bytes() - first.offset_bytes;
-            self.file.drop_cached(first.offset_bytes, len_bytes);
+            self.file().drop_cached(first.offset_bytes, len_bytes);
         }
         parts.iter().try_for_each(|part| self.check_part(part))
     }
@@ -228,11 +246,11 @@ impl Batch {
             }
         };
         // SAFETY: the part, or all parts of the split read, are read, and nobody writes them again.
-        let got = crc32c::crc32c(unsafe { self.pages.bytes(at..at + len_bytes) });
+        let got = crc32c::crc32c(unsafe { self.job().pages.bytes(at..at + len_bytes) });
         if got == expected {
             return Ok(());
         }
-        let path = self.file.path().to_owned();
+        let path = self.file().path().to_owned();
         Err(IoError::Checksum {
             path,
             offset_bytes,
@@ -240,13 +258,6 @@ impl Batch {
             expected,
             got,
         })
-    }
-
-    /// Finishes a batch whose reads cannot be begun; no run was claimed, and none will be.
-    pub(crate) fn fail(&self, error: IoError) {
-        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        assert!(outcome.is_finished, "a batch with runs fails by its runs");
-        outcome.error.get_or_insert(error);
     }
 }
 
@@ -266,23 +277,27 @@ mod tests {
             len_bytes: 100,
             crc32c: None,
         };
-        let plan = Plan::new(&[read(0), read(1)], 100, 1, 0);
+        let pages = Arc::new(Pages::new(200).unwrap());
+        let mut batch = Batch::default();
         // SAFETY: the pages belong to the batch alone, slots do not overlap.
-        unsafe { Batch::new(Arc::new(Pages::new(200).unwrap()), file, plan) }
+        unsafe { batch.assign((&pages, 100), &file, &[read(0), read(1)], Some(0)) };
+        batch
     }
 
     #[test]
-    fn a_panic_is_an_error_and_the_waiter_wakes() {
+    fn a_panic_is_an_error_and_the_batch_ends() {
         let folder = tempfile::tempdir().unwrap();
         let batch = batch(&folder);
         assert_eq!((batch.claim(), batch.run_count()), (Some(0), 2));
-        batch.finish(batch.caught(|| panic!("expected by the test")));
-        assert!(!batch.is_finished());
-        let device = Device::new(0, None).unwrap();
-        batch.work(&mut Transfer::new(), &device);
-        assert!(batch.is_finished() && batch.is_exhausted());
+        batch.note(batch.caught(|| panic!("expected by the test")));
+        assert!(!batch.count(1) && !batch.is_finished());
+        let device = Device::new(1, None, None).unwrap();
+        let second = batch.claim().unwrap();
+        assert_eq!(batch.work(second, &mut Transfer::new(), &device), 1);
+        assert!(batch.count(1) && batch.is_finished() && batch.is_exhausted());
         assert_eq!(device.counters().requests, 0, "reads begun after an error");
-        assert!(matches!(batch.wait(), Err(IoError::WorkerPanicked { .. })));
+        let outcome = batch.outcome();
+        assert!(matches!(outcome, Err(IoError::WorkerPanicked { .. })));
     }
 
     #[test]
@@ -290,9 +305,40 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let batch = batch(&folder);
         batch.cancel();
-        let device = Device::new(0, None).unwrap();
-        batch.work(&mut Transfer::new(), &device);
-        assert!(batch.wait().is_ok());
+        let device = Device::new(1, None, None).unwrap();
+        let first = batch.claim().unwrap();
+        assert_eq!(batch.work(first, &mut Transfer::new(), &device), 2);
+        assert!(batch.count(2) && batch.outcome().is_ok());
         assert_eq!(device.counters().bytes, 0);
+    }
+
+    #[test]
+    fn a_batch_in_use_again_forgets_what_it_was_and_takes_no_new_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut batch = batch(&folder);
+        let (file, room) = (batch.file().clone(), batch.room());
+        let device = Device::new(1, None, None).unwrap();
+        batch.note(Err(IoError::OutOfMemory { bytes: 1 }));
+        let first = batch.claim().unwrap();
+        let count = batch.work(first, &mut Transfer::new(), &device);
+        assert!(batch.count(count) && batch.outcome().is_err());
+        batch.clear();
+        let pages = Arc::new(Pages::new(100).unwrap());
+        let read = SlotRead {
+            slot: 0,
+            offset_bytes: 9,
+            len_bytes: 100,
+            crc32c: None,
+        };
+        // SAFETY: the pages belong to the batch alone.
+        unsafe { batch.assign((&pages, 100), &file, &[read], Some(0)) };
+        assert!(!batch.is_finished() && !batch.is_stopped() && batch.room() == room);
+        let first = batch.claim().unwrap();
+        assert_eq!(batch.work(first, &mut Transfer::new(), &device), 1);
+        assert!(batch.count(1) && batch.outcome().is_ok());
+        // SAFETY: the batch is finished.
+        assert_eq!(unsafe { pages.bytes(0..100) }, [5; 100]);
+        batch.clear();
+        assert_eq!(Arc::strong_count(&pages), 1, "a spare batch keeps memory");
     }
 }

@@ -1,13 +1,16 @@
 //! The device as all requests of a reader meet it: counted, and slowed down where a test asks for it.
 //!
-//! Both engines pass here twice a request: `admit` before the device is asked, `judge` with its answer.
+//! Both engines pass here twice a request: `admit` before the device is asked, `judge` with its answer. The memory
+//! that they need beside the slots is here too: a sink for all, and a bounce buffer for each request in flight.
 
 use crate::file::FlashFile;
 use crate::pages::Pages;
+use crate::plan::RUN_BYTES_MAX;
 use crate::slow::{SlowDisk, SlowDiskOptions, Verdict};
 use crate::IoError;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// What a reader got from the device since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,16 +27,46 @@ pub(crate) struct Device {
     slow: Option<SlowDisk>,
     /// Where the bytes between two parts of a run go. Written by several requests at once, read by nobody.
     pub(crate) sink: Pages,
+    bounces: Mutex<Bounces>,
+}
+
+/// Bounce buffers that no transfer has taken yet.
+struct Bounces {
+    spare: Vec<Pages>,
+    missing_count: usize,
 }
 
 impl Device {
-    pub(crate) fn new(sink_bytes: usize, slow: Option<SlowDiskOptions>) -> Result<Self, IoError> {
+    /// A device of at most `depth` requests in flight, over gaps of at most `gap_bytes` if any.
+    pub(crate) fn new(
+        depth: usize,
+        gap_bytes: Option<usize>,
+        slow: Option<SlowDiskOptions>,
+    ) -> Result<Self, IoError> {
         Ok(Self {
             bytes: AtomicU64::new(0),
             requests: AtomicU64::new(0),
             slow: slow.map(SlowDisk::new),
-            sink: Pages::new(sink_bytes)?,
+            sink: Pages::new(gap_bytes.unwrap_or(0))?,
+            bounces: Mutex::new(Bounces {
+                spare: Vec::new(),
+                missing_count: depth,
+            }),
         })
+    }
+
+    /// A bounce buffer for a transfer to keep. The first that is asked for brings those of all other requests in
+    /// flight with it: which thread meets an unaligned read when is chance, and later submits are to allocate
+    /// nothing.
+    pub(crate) fn bounce(&self) -> Result<Pages, IoError> {
+        let mut bounces = self.bounces.lock().unwrap_or_else(PoisonError::into_inner);
+        while bounces.missing_count > 0 {
+            bounces.spare.push(Pages::new(RUN_BYTES_MAX)?);
+            bounces.missing_count -= 1;
+        }
+        // There are more transfers than that only where the pool takes the place of a ring.
+        let spare = bounces.spare.pop();
+        spare.map_or_else(|| Pages::new(RUN_BYTES_MAX), Ok)
     }
 
     pub(crate) fn counters(&self) -> IoCounters {

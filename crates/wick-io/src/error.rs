@@ -5,7 +5,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Trouble with a file, a device or memory; never a mistake of the caller, which panics.
+/// Trouble with a file, a device, memory or a setting; never a mistake of the caller, which panics.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IoError {
@@ -98,6 +98,12 @@ pub enum IoError {
         got: usize,
         /// The most that are allowed.
         max: usize,
+    },
+    /// No engine has this name.
+    #[error("no engine is called {got:?}; there are auto, pool and io_uring")]
+    EngineName {
+        /// The name asked for.
+        got: String,
     },
     /// The operating system refused a thread.
     #[error("cannot start reader thread {index}")]

@@ -108,7 +108,7 @@ pub(crate) struct SplitRead {
 }
 
 /// The runs of a batch, in file order.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) parts: Vec<Part>,
     pub(crate) runs: Vec<Run>,
@@ -117,26 +117,30 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Plans reads into slots of `slot_bytes`, each slot named once, for a device of `alignment` (1: any), that
-    /// share a request across gaps of at most `gap_bytes`.
-    pub(crate) fn new(
+    /// share a request across gaps of at most `gap_bytes`, or never (`None`). Forgets what was planned before.
+    pub(crate) fn lay_out(
+        &mut self,
         reads: &[SlotRead],
         slot_bytes: usize,
         alignment: usize,
-        gap_bytes: usize,
-    ) -> Self {
-        let mut plan = Self {
-            parts: Vec::with_capacity(reads.len()),
-            runs: Vec::new(),
-            splits: Vec::new(),
-        };
+        gap_bytes: Option<usize>,
+    ) {
+        self.parts.clear();
+        self.runs.clear();
+        self.splits.clear();
+        // Room for the worst case, so that the next plan of this size finds it whatever it looks like.
+        self.parts.reserve(reads.len());
+        if slot_bytes > SPLIT_BYTES_MIN {
+            self.splits.reserve(reads.len());
+        }
         for read in reads {
-            plan.push_parts(read, slot_bytes, alignment);
+            self.push_parts(read, slot_bytes, alignment);
         }
-        plan.parts.sort_unstable_by_key(|part| part.offset_bytes);
-        for index in 0..plan.parts.len() {
-            plan.place(index, alignment, gap_bytes);
+        self.runs.reserve(self.parts.len());
+        self.parts.sort_unstable_by_key(|part| part.offset_bytes);
+        for index in 0..self.parts.len() {
+            self.place(index, alignment, gap_bytes);
         }
-        plan
     }
 
     /// Appends the read as one part, or as several when it is long.
@@ -187,7 +191,7 @@ impl Plan {
     }
 
     /// Adds the part to the last run if they can share a request, else begins a run with it.
-    fn place(&mut self, index: usize, alignment: usize, gap_bytes: usize) {
+    fn place(&mut self, index: usize, alignment: usize, gap_bytes: Option<usize>) {
         let part = self.parts[index];
         let fits = part.offset_bytes.is_multiple_of(alignment as u64)
             && part.at.is_multiple_of(alignment)
@@ -199,7 +203,7 @@ impl Plan {
             .filter(|run| run.route == route)
             .and_then(|run| {
                 let run = &self.parts[run.parts.clone()];
-                join_span(run, &part, (route, alignment), gap_bytes)
+                join_span(run, &part, (route, alignment), gap_bytes?)
             });
         match (joined, self.runs.last_mut()) {
             (Some(span_bytes), Some(run)) => {
@@ -245,7 +249,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const GAP: usize = 4096;
+    const GAP: Option<usize> = Some(4096);
+
+    fn plan(
+        reads: &[SlotRead],
+        slot_bytes: usize,
+        alignment: usize,
+        gap_bytes: Option<usize>,
+    ) -> Plan {
+        let mut plan = Plan::default();
+        plan.lay_out(reads, slot_bytes, alignment, gap_bytes);
+        plan
+    }
 
     fn read(slot: usize, offset_bytes: u64, len_bytes: usize) -> SlotRead {
         SlotRead {
@@ -258,7 +273,7 @@ mod tests {
 
     /// `(parts of the run, route)` of each run.
     fn shape(reads: &[SlotRead], slot_bytes: usize, alignment: usize) -> Vec<(usize, Route)> {
-        let plan = Plan::new(reads, slot_bytes, alignment, GAP);
+        let plan = plan(reads, slot_bytes, alignment, GAP);
         plan.runs
             .iter()
             .map(|run| (run.parts.len(), run.route))
@@ -305,7 +320,7 @@ mod tests {
     fn gaps_are_bridged_up_to_the_limit_and_by_whole_blocks() {
         let runs = |second: u64, gap_bytes: usize| {
             let reads = [read(0, 0, 4000), read(1, second, 4096)];
-            Plan::new(&reads, 4096, 512, gap_bytes).runs.len()
+            plan(&reads, 4096, 512, Some(gap_bytes)).runs.len()
         };
         // The block in which the first read ends is read anyway.
         assert_eq!([runs(4096, 0), runs(4608, 0), runs(4608, 511)], [1, 2, 2]);
@@ -316,14 +331,57 @@ mod tests {
     }
 
     #[test]
+    fn without_sharing_each_part_is_a_request() {
+        let mut plan = plan(&[], 4096, 512, GAP);
+        for (slot_bytes, alignment, part_count) in [
+            (4096, 512, 20),
+            (4000, 512, 20),
+            (4096, 1, 20),
+            (3 << 20, 512, 6 * 20),
+        ] {
+            let neighbours: Vec<_> = (0..20)
+                .map(|i| read(i, (i * slot_bytes) as u64, slot_bytes))
+                .collect();
+            plan.lay_out(&neighbours, slot_bytes, alignment, Some(0));
+            let shared_count = plan.runs.len();
+            plan.lay_out(&neighbours, slot_bytes, alignment, None);
+            assert_eq!(
+                (plan.parts.len(), plan.runs.len()),
+                (part_count, part_count)
+            );
+            assert!(plan.runs.iter().all(|run| run.parts.len() == 1));
+            assert_eq!(shared_count < part_count, slot_bytes < 1 << 20);
+        }
+    }
+
+    #[test]
+    fn a_plan_in_use_again_is_as_if_it_were_new_and_takes_no_new_memory() {
+        let far_apart: Vec<_> = (0..40)
+            .map(|i| read(i, (i * 40_000) as u64, 4096))
+            .collect();
+        let long = [read(0, 0, 2 << 20), read(1, 8 << 20, 100)];
+        let mut used = plan(&far_apart, 4096, 512, GAP);
+        used.lay_out(&long, 2 << 20, 512, GAP);
+        let rooms = |plan: &Plan| {
+            let (parts, runs) = (plan.parts.capacity(), plan.runs.capacity());
+            (parts, runs, plan.splits.capacity())
+        };
+        let before = rooms(&used);
+        for (reads, slot_bytes) in [(&far_apart[..], 4096), (&long, 2 << 20), (&[], 1)] {
+            used.lay_out(reads, slot_bytes, 512, GAP);
+            let new = plan(reads, slot_bytes, 512, GAP);
+            assert_eq!(format!("{used:?}"), format!("{new:?}"));
+        }
+        assert_eq!(rooms(&used), before);
+    }
+
+    #[test]
     fn long_reads_are_split_and_only_they() {
         assert_eq!(
-            Plan::new(&[read(0, 0, 1 << 20)], 1 << 20, 512, GAP)
-                .parts
-                .len(),
+            plan(&[read(0, 0, 1 << 20)], 1 << 20, 512, GAP).parts.len(),
             1
         );
-        let plan = Plan::new(&[read(0, 512, (1 << 20) + 100)], 2 << 20, 512, GAP);
+        let plan = plan(&[read(0, 512, (1 << 20) + 100)], 2 << 20, 512, GAP);
         let lengths: Vec<_> = plan
             .parts
             .iter()
@@ -344,13 +402,13 @@ mod tests {
             wishes in prop::collection::vec((0u64..2000, 0u64..700, 0usize..3_000_000), 0..40),
             slot_bytes in prop::sample::select(vec![512usize, 1000, 4096, 16384, 1_500_000, 3_000_000]),
             alignment in prop::sample::select(vec![1usize, 512, 4096]),
-            gap_bytes in prop::sample::select(vec![0usize, 4096, 40_000]),
+            gap_bytes in prop::sample::select(vec![None, Some(0usize), Some(4096), Some(40_000)]),
         ) {
             let reads: Vec<_> = wishes.iter().enumerate().map(|(slot, &(block, offset, len))| {
                 let offset = if offset < 512 { 0 } else { offset };
                 read(slot, block * 512 + offset, len % (slot_bytes + 1))
             }).collect();
-            let plan = Plan::new(&reads, slot_bytes, alignment, gap_bytes);
+            let plan = plan(&reads, slot_bytes, alignment, gap_bytes);
             let mut written = vec![false; reads.len() * slot_bytes];
             for part in &plan.parts {
                 prop_assert!(part.len_bytes <= part.span_bytes && part.span_bytes <= part.room_bytes);
@@ -369,6 +427,7 @@ mod tests {
                 let parts = &plan.parts[run.parts.clone()];
                 let total = parts.last().unwrap().end_bytes() - parts[0].offset_bytes;
                 prop_assert!(parts.len() == 1 || total <= RUN_BYTES_MAX as u64);
+                prop_assert!(parts.len() == 1 || gap_bytes.is_some());
                 if run.route == Route::Scatter {
                     prop_assert!(parts.len() <= RUN_PARTS_MAX);
                     for part in parts {
@@ -378,7 +437,7 @@ mod tests {
                     for pair in parts.windows(2) {
                         let end = pair[0].offset_bytes + pair[0].span_bytes as u64;
                         prop_assert!(end <= pair[1].offset_bytes);
-                        prop_assert!(pair[1].offset_bytes - end <= gap_bytes as u64);
+                        prop_assert!(pair[1].offset_bytes - end <= gap_bytes.unwrap() as u64);
                         prop_assert_eq!((pair[1].offset_bytes - end) % alignment as u64, 0);
                     }
                 }

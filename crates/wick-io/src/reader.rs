@@ -4,18 +4,19 @@
 //! until the last clone of the reader is dropped, which first finishes everything submitted.
 //!
 //! Cost: for each request that can be in flight at most [`READER_THREAD_BYTES_MAX`]: a stack or a list of
-//! pieces, and, once an unaligned read was met, a bounce buffer. Besides, the gap limit's worth of sink. A submit
-//! allocates the batch and its lists; a request allocates nothing.
+//! pieces, and, once an unaligned read was met, a bounce buffer. Besides, the gap limit's worth of sink, and the
+//! lists of as many submits as were on their way at once (16 are kept), some 100 bytes for each read of the largest.
+//! With that, submitting, reading and waiting allocate nothing once a submit with no fewer reads, bytes and bytes
+//! a slot has been waited for. Exceptions: errors, and tickets that are not waited for, whose lists are lost.
 //!
 //! Invariants:
 //! - A panic while a run is read is an error of that ticket; the thread goes on.
 
-use crate::batch::Batch;
 use crate::buffer::SlotBuffer;
 use crate::device::{Device, IoCounters};
 use crate::file::FlashFile;
-use crate::options::{Engine, ReaderOptions, GAP_BYTES};
-use crate::plan::{Plan, SlotRead, RUN_BYTES_MAX};
+use crate::options::{Engine, ReaderOptions};
+use crate::plan::{SlotRead, RUN_BYTES_MAX};
 use crate::queue::Queue;
 use crate::slice;
 use crate::ticket::Ticket;
@@ -49,7 +50,7 @@ struct Threads {
     handles: Vec<JoinHandle<()>>,
     engine: Engine,
     depth: usize,
-    gap_bytes: usize,
+    gap_bytes: Option<usize>,
 }
 
 impl Reader {
@@ -58,8 +59,7 @@ impl Reader {
         Self::with_options(&ReaderOptions {
             engine: Engine::Pool,
             depth: threads,
-            gap_bytes: GAP_BYTES,
-            slow_disk: None,
+            ..ReaderOptions::default()
         })
     }
 
@@ -72,13 +72,14 @@ impl Reader {
                 max: READER_THREADS_MAX,
             });
         }
-        let device = Device::new(options.gap_bytes(), options.slow_disk.clone())?;
+        let gap_bytes = options.gap_limit_bytes();
+        let device = Device::new(depth, gap_bytes, options.slow_disk.clone())?;
         let mut threads = Threads {
             queue: Arc::new(Queue::new(device)),
             handles: Vec::new(),
             engine: Engine::Pool,
             depth,
-            gap_bytes: options.gap_bytes(),
+            gap_bytes,
         };
         if options.engine == Engine::Uring && threads.start_ring()? {
             threads.engine = Engine::Uring;
@@ -136,20 +137,20 @@ impl Reader {
             .iter()
             .find(|read| !file.holds(read.offset_bytes, read.len_bytes));
         let reads = if outside.is_some() { &[] } else { reads };
-        let plan = Plan::new(
-            reads,
-            buffer.slot_bytes(),
-            file.alignment_bytes(),
-            self.threads.gap_bytes,
-        );
-        // SAFETY: the parts lie in the slots marked busy above, which `SlotBuffer` shows to nobody until
-        // `Ticket::wait` unmarks them; a slot is named once, so parts of two reads never overlap.
-        let batch = Arc::new(unsafe { Batch::new(Arc::clone(buffer.pages()), file.clone(), plan) });
+        let Threads {
+            queue, gap_bytes, ..
+        } = &*self.threads;
+        let mut batch = queue.spare();
+        let free = Arc::get_mut(&mut batch).expect("nobody else holds a spare batch");
+        let memory = (buffer.pages(), buffer.slot_bytes());
+        // SAFETY: the slots are marked busy above, and `SlotBuffer` shows them to nobody until `Ticket::wait`
+        // unmarks them; that they exist, are large enough and are named once was asserted.
+        unsafe { free.assign(memory, file, reads, *gap_bytes) };
         match outside {
-            Some(read) => batch.fail(end_of_file(file, read.offset_bytes, read.len_bytes)),
-            None => self.threads.queue.push(Arc::clone(&batch)),
+            Some(read) => batch.note(Err(end_of_file(file, read.offset_bytes, read.len_bytes))),
+            None => queue.push(Arc::clone(&batch)),
         }
-        Ticket::new(buffer, Some(batch))
+        Ticket::new(buffer, Some((batch, Arc::clone(queue))))
     }
 }
 

@@ -35,8 +35,6 @@ pub(crate) struct Ring {
     idle: Vec<usize>,
     /// Flights whose request the kernel has not taken yet, in the order of the submission queue.
     unsent: VecDeque<usize>,
-    /// The batch that runs are claimed from.
-    batch: Option<Arc<Batch>>,
     is_refused: bool,
 }
 
@@ -70,7 +68,6 @@ impl Ring {
             flights: (0..depth).map(flight).collect(),
             idle: (0..depth).rev().collect(),
             unsent: VecDeque::with_capacity(depth),
-            batch: None,
             is_refused: false,
         };
         ring.try_out()?;
@@ -115,29 +112,14 @@ impl Ring {
             if self.is_refused {
                 return;
             }
-            let may_wait = may_wait && self.idle.len() == self.flights.len();
-            let Some((batch, run)) = self.claim(queue, may_wait) else {
-                return;
+            let claimed = if may_wait && self.idle.len() == self.flights.len() {
+                queue.claim()
+            } else {
+                queue.try_claim()
             };
+            let Some((batch, run)) = claimed else { return };
             self.idle.pop();
             self.start(index, batch, run, queue);
-        }
-    }
-
-    fn claim(&mut self, queue: &Queue, may_wait: bool) -> Option<(Arc<Batch>, usize)> {
-        loop {
-            if let Some(batch) = &self.batch {
-                if let Some(run) = batch.claim() {
-                    return Some((Arc::clone(batch), run));
-                }
-                // Its memory is not kept alive longer than the batch takes.
-                self.batch = None;
-            }
-            self.batch = Some(if may_wait {
-                queue.next_batch()?
-            } else {
-                queue.try_next_batch()?
-            });
         }
     }
 
@@ -156,22 +138,36 @@ impl Ring {
                 self.flights[index].run = Some((batch, run));
                 self.send(index, queue);
             }
-            Ok(false) if batch.is_stopped() => self.release(index, &batch, run, Some(Ok(()))),
-            Ok(false) => self.release(index, &batch, run, None),
-            Err(error) => self.release(index, &batch, run, Some(Err(error))),
+            Ok(false) if batch.is_stopped() => self.release(index, batch, Ok(()), queue),
+            Ok(false) => {
+                let checked = batch.caught(|| batch.check(run));
+                self.release(index, batch, checked, queue);
+            }
+            Err(error) => self.release(index, batch, Err(error), queue),
         }
     }
 
-    /// Makes a flight idle and finishes its run: with `result`, or with that of its checks.
+    /// Makes a flight idle and settles its run.
     fn release(
         &mut self,
         index: usize,
-        batch: &Batch,
-        run: usize,
-        result: Option<Result<(), IoError>>,
+        batch: Arc<Batch>,
+        result: Result<(), IoError>,
+        queue: &Queue,
     ) {
         self.idle.push(index);
-        batch.finish(result.unwrap_or_else(|| batch.caught(|| batch.check(run))));
+        batch.note(result);
+        queue.settle(batch, 1);
+    }
+
+    /// Reads and checks here what is left of the run of a flight.
+    fn read_here(&mut self, index: usize, batch: Arc<Batch>, run: usize, queue: &Queue) {
+        let transfer = &mut self.flights[index].transfer;
+        let result = batch.caught(|| {
+            batch.read(run, transfer, &queue.device)?;
+            batch.check(run)
+        });
+        self.release(index, batch, result, queue);
     }
 
     /// Puts the next request of a flight into the submission queue.
@@ -215,12 +211,9 @@ impl Ring {
     /// Stops using the kernel's ring: reads here what is still in the submission queue.
     fn recall(&mut self, queue: &Queue) {
         self.is_refused = true;
-        self.batch = None;
         while let Some(index) = self.unsent.pop_front() {
-            let flight = &mut self.flights[index];
-            if let Some((batch, run)) = flight.run.take() {
-                let read = batch.caught(|| batch.read(run, &mut flight.transfer, &queue.device));
-                self.release(index, &batch, run, read.err().map(Err));
+            if let Some((batch, run)) = self.flights[index].run.take() {
+                self.read_here(index, batch, run, queue);
             }
         }
     }
@@ -253,13 +246,10 @@ impl Ring {
             unsafe { batch.accept(run, transfer, answer) }
         });
         match accepted {
-            Err(error) => self.release(index, &batch, run, Some(Err(error))),
+            Err(error) => self.release(index, batch, Err(error), queue),
             Ok(()) if transfer.request().is_none() => self.land_whole(index, batch, run, queue),
-            Ok(()) if batch.is_stopped() => self.release(index, &batch, run, Some(Ok(()))),
-            Ok(()) if self.is_refused => {
-                let read = batch.caught(|| batch.read(run, transfer, &queue.device));
-                self.release(index, &batch, run, read.err().map(Err));
-            }
+            Ok(()) if batch.is_stopped() => self.release(index, batch, Ok(()), queue),
+            Ok(()) if self.is_refused => self.read_here(index, batch, run, queue),
             Ok(()) => {
                 flight.run = Some((batch, run));
                 self.send(index, queue);
@@ -275,7 +265,8 @@ impl Ring {
         if 4 * self.unsent.len() >= self.flights.len() {
             self.enter(0, queue);
         }
-        batch.finish(batch.caught(|| batch.check(run)));
+        batch.note(batch.caught(|| batch.check(run)));
+        queue.settle(batch, 1);
     }
 }
 
@@ -284,7 +275,7 @@ mod tests {
     use super::*;
     use crate::device::Device;
     use crate::pages::Pages;
-    use crate::plan::{Plan, SlotRead};
+    use crate::plan::SlotRead;
     use crate::{DirectIo, Engine, FlashFile, Reader, ReaderOptions, SlotBuffer};
 
     const COUNT: usize = 40;
@@ -325,11 +316,12 @@ mod tests {
         for sent in [0, 3] {
             // Nothing to be tested where the kernel has no ring.
             let Ok(mut ring) = Ring::new(8) else { return };
-            let queue = Queue::new(Device::new(0, None).unwrap());
+            let queue = Queue::new(Device::new(8, Some(0), None).unwrap());
             let pages = Arc::new(Pages::new(COUNT * BYTES).unwrap());
-            let plan = Plan::new(&reads(), BYTES, 512, 0);
+            let mut batch = Batch::default();
             // SAFETY: nobody else touches the pages before `wait` has returned; slots do not overlap.
-            let batch = Arc::new(unsafe { Batch::new(Arc::clone(&pages), file(&folder), plan) });
+            unsafe { batch.assign((&pages, BYTES), &file(&folder), &reads(), Some(0)) };
+            let batch = Arc::new(batch);
             queue.push(Arc::clone(&batch));
             queue.stop();
             if sent > 0 {
@@ -344,7 +336,7 @@ mod tests {
             assert_eq!(ring.idle.len(), 8);
             drop(ring);
             queue.work();
-            batch.wait().unwrap();
+            queue.wait(batch).unwrap();
             for slot in 0..COUNT {
                 // SAFETY: the batch is finished.
                 let bytes = unsafe { pages.bytes(slot * BYTES..(slot + 1) * BYTES) };

@@ -66,7 +66,7 @@ fn reader((engine, gap_bytes): (Engine, usize)) -> Reader {
         engine,
         depth: 5,
         gap_bytes,
-        slow_disk: None,
+        ..ReaderOptions::default()
     };
     Reader::with_options(&options).unwrap()
 }

@@ -7,6 +7,7 @@
 
 use crate::batch::Batch;
 use crate::buffer::SlotBuffer;
+use crate::queue::Queue;
 use crate::IoError;
 use std::fmt;
 use std::sync::Arc;
@@ -20,22 +21,22 @@ pub struct Ticket {
     reads: Reads,
 }
 
-/// The batch behind a ticket; `None` when nothing had to be read.
-struct Reads(Option<Arc<Batch>>);
+/// The batch behind a ticket and who knows when it is finished; `None` when nothing had to be read.
+struct Reads(Option<(Arc<Batch>, Arc<Queue>)>);
 
 impl Drop for Reads {
     fn drop(&mut self) {
-        if let Some(batch) = &self.0 {
+        if let Some((batch, _)) = &self.0 {
             batch.cancel();
         }
     }
 }
 
 impl Ticket {
-    pub(crate) fn new(buffer: SlotBuffer, batch: Option<Arc<Batch>>) -> Self {
+    pub(crate) fn new(buffer: SlotBuffer, reads: Option<(Arc<Batch>, Arc<Queue>)>) -> Self {
         Self {
             buffer,
-            reads: Reads(batch),
+            reads: Reads(reads),
         }
     }
 
@@ -52,7 +53,7 @@ impl Ticket {
         self.reads
             .0
             .as_ref()
-            .is_none_or(|batch| batch.is_finished())
+            .is_none_or(|(batch, _)| batch.is_finished())
     }
 
     /// Blocks until all slots are filled or one read has failed, and returns the buffer either way.
@@ -60,8 +61,14 @@ impl Ticket {
     /// After an error the bytes of every slot named in the submit are unspecified; the other slots are as they
     /// were.
     pub fn wait(self) -> (SlotBuffer, Result<(), IoError>) {
-        let Self { mut buffer, reads } = self;
-        let outcome = reads.0.as_ref().map_or(Ok(()), |batch| batch.wait());
+        let Self {
+            mut buffer,
+            mut reads,
+        } = self;
+        let outcome = match reads.0.take() {
+            Some((batch, queue)) => queue.wait(batch),
+            None => Ok(()),
+        };
         buffer.clear_busy();
         (buffer, outcome)
     }

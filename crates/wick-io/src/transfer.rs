@@ -3,7 +3,7 @@
 //! A transfer makes no request itself; an engine does and tells it the answer, until there is nothing left to
 //! ask for. Short reads continue where they stopped, in direct mode at the last aligned byte. A read that gets
 //! nothing more has met the end of the file. Bounce runs pass through a buffer of [`RUN_BYTES_MAX`] bytes that
-//! is allocated when first needed and kept.
+//! is asked for when first needed and kept.
 //!
 //! Memory is handled by raw pointers, because a kernel may write to it while no function of ours runs.
 //!
@@ -71,7 +71,8 @@ impl Transfer {
         }
     }
 
-    /// Begins a run; whatever the transfer did before must be finished.
+    /// Begins a run; whatever the transfer did before must be finished. The first bounce run takes a buffer of
+    /// [`RUN_BYTES_MAX`] bytes from `bounce`.
     ///
     /// # Safety
     /// - Until the run is finished or given up with no request on its way, both parts of `target` stay allocated
@@ -82,6 +83,7 @@ impl Transfer {
         alignment_bytes: usize,
         target: Target,
         (parts, route): (&[Part], Route),
+        bounce: impl FnOnce() -> Result<Pages, IoError>,
     ) -> Result<(), IoError> {
         self.pieces.clear();
         (self.piece, self.busy_count, self.route) = (0, 0, route);
@@ -101,7 +103,7 @@ impl Transfer {
         self.run_end_bytes = last.end_bytes();
         if route == Route::Bounce {
             if self.bounce.is_none() {
-                self.bounce = Some(Pages::new(RUN_BYTES_MAX)?);
+                self.bounce = Some(bounce()?);
             }
             self.begin_chunk(first.offset_bytes / self.alignment * self.alignment);
             return Ok(());
@@ -263,8 +265,9 @@ pub(crate) fn read_into(
         sink: ptr::slice_from_raw_parts_mut(ptr::null_mut(), 0),
     };
     let mut transfer = Transfer::new();
+    let bounce = || Pages::new(RUN_BYTES_MAX);
     // SAFETY: `out` is borrowed exclusively until we return, and then no request is on its way.
-    unsafe { transfer.begin(file.alignment_bytes(), target, (&parts, route))? };
+    unsafe { transfer.begin(file.alignment_bytes(), target, (&parts, route), bounce)? };
     while let Some((pieces, at_bytes)) = transfer.request() {
         // SAFETY: the pieces lie in `out` or in the transfer's own buffer.
         let answer = unsafe { file.preadv(pieces, at_bytes) };
@@ -332,8 +335,9 @@ mod tests {
             sink: &mut sink,
         };
         let mut transfer = Transfer::new();
+        let bounce = || Pages::new(RUN_BYTES_MAX);
         // SAFETY: memory and sink are ours until the end of this function.
-        unsafe { transfer.begin(alignment, target, (parts, route)) }.unwrap();
+        unsafe { transfer.begin(alignment, target, (parts, route), bounce) }.unwrap();
         while let Some((pieces, offset)) = transfer.request() {
             assert!(offset.is_multiple_of(alignment as u64), "offset {offset}");
             let room = pieces.iter().map(|piece| piece.iov_len).sum();

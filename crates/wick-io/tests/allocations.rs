@@ -1,8 +1,8 @@
-//! A submit allocates its batch and its lists; a request allocates nothing, by either engine.
+//! Submits, requests and waits allocate nothing, on any thread and by either engine, once the largest has been.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use wick_io::{DirectIo, Engine, FlashFile, Reader, ReaderOptions, SlotBuffer, SlotRead};
+use wick_io::{DirectIo, Engine, FlashFile, Reader, ReaderOptions, SlotBuffer, SlotRead, Ticket};
 
 struct Counting;
 
@@ -25,54 +25,123 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-const BYTES: usize = 4096;
-const COUNT_MAX: usize = 600;
+const BLOCK_BYTES: usize = 4096;
+const BLOCKS: usize = 100;
+/// Long enough to be split.
+const LONG_BYTES: usize = (5 << 20) / 2;
+const FILE_BYTES: usize = 4 * LONG_BYTES;
+const SUBMITS: usize = 200;
 
-/// Every third block, so that no two share a request, aligned or not.
-fn reads(count: usize, is_odd: bool) -> Vec<SlotRead> {
-    let read = |slot| SlotRead {
-        slot,
-        offset_bytes: (3 * slot * BYTES) as u64 + if is_odd { 8 } else { 0 },
-        len_bytes: BYTES,
-        crc32c: None,
-    };
-    (0..count).map(read).collect()
+/// Reads of one kind, with their checksums, and the buffer they go to.
+struct Kind {
+    reads: Vec<SlotRead>,
+    buffer: Option<SlotBuffer>,
+}
+
+impl Kind {
+    /// Reads of `len_bytes`, one every `step_bytes` from `start_bytes` on.
+    fn new(
+        content: &[u8],
+        count: usize,
+        len_bytes: usize,
+        step_bytes: usize,
+        start_bytes: usize,
+    ) -> Self {
+        let read = |slot| {
+            let offset = start_bytes + slot * step_bytes;
+            SlotRead {
+                slot,
+                offset_bytes: offset as u64,
+                len_bytes,
+                crc32c: Some(crc32c::crc32c(&content[offset..offset + len_bytes])),
+            }
+        };
+        Self {
+            reads: (0..count).map(read).collect(),
+            buffer: Some(SlotBuffer::new(count, len_bytes).unwrap()),
+        }
+    }
+
+    fn submit(&mut self, reader: &Reader, file: &FlashFile, count: usize) -> Ticket {
+        reader.submit(self.buffer.take().unwrap(), file, &self.reads[..count])
+    }
+
+    fn wait(&mut self, ticket: Ticket) {
+        let (buffer, outcome) = ticket.wait();
+        outcome.unwrap();
+        self.buffer = Some(buffer);
+    }
+}
+
+/// Far apart, neighbours, unaligned; short and long.
+fn kinds(content: &[u8]) -> Vec<Kind> {
+    vec![
+        Kind::new(content, BLOCKS, BLOCK_BYTES, 10 * BLOCK_BYTES, 0),
+        Kind::new(content, BLOCKS, BLOCK_BYTES, BLOCK_BYTES, 0),
+        Kind::new(content, BLOCKS, BLOCK_BYTES, 10 * BLOCK_BYTES, 8),
+        Kind::new(content, 3, LONG_BYTES, LONG_BYTES, 0),
+        Kind::new(content, 2, LONG_BYTES, LONG_BYTES, 8),
+    ]
+}
+
+/// Each kind alone with all, some and none of its reads, and two at once.
+fn submit_all(reader: &Reader, file: &FlashFile, kinds: &mut [Kind], turn: usize) -> usize {
+    let mut submits = 0;
+    for kind in &mut *kinds {
+        for count in [kind.reads.len(), turn % kind.reads.len(), 0] {
+            let ticket = kind.submit(reader, file, count);
+            kind.wait(ticket);
+            submits += 1;
+        }
+    }
+    for pair in kinds.chunks_exact_mut(2) {
+        let [one, two] = pair else { unreachable!() };
+        let first = one.submit(reader, file, one.reads.len());
+        let second = two.submit(reader, file, two.reads.len());
+        two.wait(second);
+        one.wait(first);
+        submits += 2;
+    }
+    submits
 }
 
 #[test]
-fn a_request_allocates_nothing() {
+fn nothing_is_allocated_once_everything_has_been_read() {
+    let content: Vec<u8> = (0..FILE_BYTES).map(|i| (i / 999) as u8).collect();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("blocks");
-    std::fs::write(&path, vec![1u8; 3 * COUNT_MAX * BYTES + 8]).unwrap();
+    std::fs::write(&path, &content).unwrap();
+    std::fs::File::open(&path).unwrap().sync_all().unwrap();
+    let mut kinds = kinds(&content);
     for direct in [DirectIo::Preferred, DirectIo::Off] {
         let file = FlashFile::open(&path, direct).unwrap();
-        for engine in [Engine::Pool, Engine::Uring] {
+        for (engine, coalesce) in [
+            (Engine::Pool, true),
+            (Engine::Uring, true),
+            (Engine::Pool, false),
+            (Engine::Uring, false),
+        ] {
             let options = ReaderOptions {
                 engine,
                 depth: 8,
-                gap_bytes: 0,
+                coalesce,
                 ..ReaderOptions::default()
             };
             let reader = Reader::with_options(&options).unwrap();
-            let mut buffer = Some(SlotBuffer::new(COUNT_MAX, BYTES).unwrap());
-            let mut allocations = |count: usize, is_odd: bool| {
-                let reads = reads(count, is_odd);
-                let before = COUNT.load(Ordering::Relaxed);
-                let ticket = reader.submit(buffer.take().unwrap(), &file, &reads);
-                let (back, outcome) = ticket.wait();
-                outcome.unwrap();
-                buffer = Some(back);
-                COUNT.load(Ordering::Relaxed) - before
-            };
-            // The first requests of a thread may bring it a bounce buffer.
-            for _ in 0..5 {
-                allocations(COUNT_MAX, true);
+            for turn in 0..2 {
+                submit_all(&reader, &file, &mut kinds, turn);
             }
-            for is_odd in [false, true] {
-                let (few, many) = (allocations(50, is_odd), allocations(COUNT_MAX, is_odd));
-                // The list of runs doubles a few times.
-                assert!(many <= few + 8, "{few} and {many} by {engine}");
+            let (before, mut submits, mut turn) = (COUNT.load(Ordering::Relaxed), 0, 0);
+            while submits < SUBMITS {
+                submits += submit_all(&reader, &file, &mut kinds, turn);
+                turn += 1;
             }
+            let count = COUNT.load(Ordering::Relaxed) - before;
+            let mode = file.mode();
+            assert_eq!(
+                count, 0,
+                "by {submits} submits, {engine}, {mode}, shared: {coalesce}"
+            );
         }
     }
 }

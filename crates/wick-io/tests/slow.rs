@@ -28,8 +28,8 @@ fn reader(engine: Engine, depth: usize, disk: &SlowDiskOptions) -> Reader {
     let options = ReaderOptions {
         engine,
         depth,
-        gap_bytes: 8192,
         slow_disk: Some(disk.clone()),
+        ..ReaderOptions::default()
     };
     Reader::with_options(&options).unwrap()
 }
