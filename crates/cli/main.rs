@@ -15,6 +15,7 @@ mod prompt;
 mod report;
 mod run;
 mod score;
+mod synth;
 
 use std::process::ExitCode;
 
@@ -42,6 +43,8 @@ enum Command {
     Score(score::ScoreArgs),
     /// Make the predictors that let a model skip neurons
     Predictor(predictor::PredictorArgs),
+    /// Write a folder with random weights in a model's shapes, for measuring
+    Synth(synth::SynthArgs),
     /// Write the embedded model into a folder; `run demo` starts this by itself
     #[command(hide = true)]
     PrepareDemo(demo::PrepareDemoArgs),
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Predictor(args) => predictor::run(&args),
+        Command::Synth(args) => synth::run(&args),
         Command::PrepareDemo(args) => demo::prepare(&args),
     };
     match done {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use candle_wick::{Activation, Error};
-use wick_format::Dtype;
+use wick_format::{Dtype, FileEntry};
 
 use crate::config::{ModelConfig, CONFIG_FILE};
 use crate::family::{family_of, Family, LayerSpec, ModelSpec, TensorNeed};
@@ -28,6 +28,8 @@ pub(crate) struct Checkpoint {
     pub(crate) resident: Vec<(TensorNeed, Dtype)>,
     /// Text of the copied `config.json`.
     pub(crate) config_text: String,
+    /// What it was made from where that is no file.
+    pub(crate) made_from: Option<FileEntry>,
     pub(crate) ignored_tensors: Vec<String>,
     pub(crate) notes: Vec<String>,
 }
@@ -51,12 +53,42 @@ impl Checkpoint {
         (family.modernise)(&mut config)?;
         override_activation(family, &mut config, options, &mut notes);
         check_activation(family, &config)?;
-        let mut spec = (family.spec)(&config)?;
+        let spec = (family.spec)(&config)?;
         let mut source = match opened {
             Some(source) => source,
             None => SourceFolder::open(&found, family.rename)?,
         };
         (family.split)(&config, &mut source)?;
+        Ok(Self {
+            folder: found.source_folder().map(Path::to_path_buf),
+            is_gguf: found.is_gguf(),
+            ..Self::matched(config, spec, source, options, notes)?
+        })
+    }
+
+    /// A model of this config whose weights are made up: `tensors` gives the source for all that it needs.
+    pub(crate) fn made_up(
+        config: ModelConfig,
+        made_from: FileEntry,
+        options: &ConvertOptions,
+        tensors: impl FnOnce(&ModelSpec) -> SourceFolder,
+    ) -> Result<Self, ConvertError> {
+        let spec = (family_of(&config)?.spec)(&config)?;
+        let source = tensors(&spec);
+        Ok(Self {
+            made_from: Some(made_from),
+            ..Self::matched(config, spec, source, options, Vec::new())?
+        })
+    }
+
+    /// Config, needs and source, matched with each other.
+    fn matched(
+        mut config: ModelConfig,
+        mut spec: ModelSpec,
+        source: SourceFolder,
+        options: &ConvertOptions,
+        mut notes: Vec<String>,
+    ) -> Result<Self, ConvertError> {
         check_present(&spec, &source)?;
 
         let choice = head::choose(&spec, &source)?;
@@ -83,8 +115,9 @@ impl Checkpoint {
         Ok(Self {
             model_type: config.text("model_type")?.to_string(),
             config_text,
-            folder: found.source_folder().map(Path::to_path_buf),
-            is_gguf: found.is_gguf(),
+            folder: None,
+            is_gguf: false,
+            made_from: None,
             hidden_size: spec.hidden_size,
             layers: spec.layers,
             source,

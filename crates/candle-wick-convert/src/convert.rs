@@ -61,8 +61,19 @@ pub fn convert(
     };
     let tokenizer = tokenizer_of(&checkpoint)?;
     checkpoint.notes.extend(tokenizer.notes);
-    let tokenizer = tokenizer.json;
     refuse_inside(source, out)?;
+    write_folder(checkpoint, copies, tokenizer.json, out, options, progress)
+}
+
+/// Writes the folder of a checked source, with these files copied, and this text as `tokenizer.json`.
+pub(crate) fn write_folder(
+    checkpoint: Checkpoint,
+    copies: Vec<(PathBuf, u64)>,
+    tokenizer: Option<String>,
+    out: &Path,
+    options: &ConvertOptions,
+    progress: &dyn Fn(ConvertProgress<'_>),
+) -> Result<ConvertReport, ConvertError> {
     let found = Found::look(out)?;
 
     let sized = Plan::new(
@@ -147,7 +158,10 @@ impl Work<'_> {
             let name = file_name(path);
             hash_file(path, &name, |bytes| meter.add(bytes, &name))
         };
-        self.source_paths.iter().map(hash).collect()
+        let made_from = self.checkpoint.made_from.iter().cloned().map(Ok);
+        made_from
+            .chain(self.source_paths.iter().map(hash))
+            .collect()
     }
 
     /// For a folder with a manifest: it must be the result of this very conversion.

@@ -3,6 +3,8 @@
 //! [`convert`] reads a Hugging Face folder (safetensors or PyTorch files) or a GGUF file and writes
 //! the folder that `wick-format` describes. It streams: its memory does not grow with the model.
 //!
+//! [`synthetic::synthesise`] writes such a folder with random weights, from no checkpoint at all.
+//!
 //! A model of the Hugging Face hub is brought into such a folder by [`hub::download`].
 //!
 //! The steps, each in its own file:
@@ -36,6 +38,7 @@ pub mod predictor;
 mod records;
 mod source;
 mod state;
+pub mod synthetic;
 mod tensors;
 mod tokenizer;
 mod transcode;

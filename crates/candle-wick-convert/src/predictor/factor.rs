@@ -12,7 +12,9 @@
 use candle::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;
 use nalgebra::{Cholesky, DMatrix, SymmetricEigen};
-use wick_format::FfnLayer;
+use wick_format::{FfnLayer, StoredDtype};
+
+use super::file::Part;
 
 /// Columns beyond the rank, which make the wanted ones converge.
 const EXTRA_COLUMNS: usize = 16;
@@ -62,6 +64,30 @@ impl Factors {
             down: f32("down.weight")?,
             up: f32("up.weight")?,
             bias: f32("up.bias")?,
+        })
+    }
+
+    /// The bytes of a part in the predictor file.
+    pub(super) fn stored_bytes(&self, part: Part) -> Result<Vec<u8>> {
+        let tensor = match part {
+            Part::Down => &self.down,
+            Part::Up => &self.up,
+            Part::Bias => &self.bias,
+        };
+        let tensor = tensor.flatten_all()?;
+        Ok(match part.dtype() {
+            StoredDtype::F16 => {
+                let values = tensor.to_dtype(DType::F16)?.to_vec1::<half::f16>()?;
+                values
+                    .iter()
+                    .flat_map(|value| value.to_le_bytes())
+                    .collect()
+            }
+            _ => tensor
+                .to_vec1::<f32>()?
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect(),
         })
     }
 

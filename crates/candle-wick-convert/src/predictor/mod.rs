@@ -7,19 +7,20 @@
 
 mod capture;
 mod factor;
-mod file;
+pub(crate) mod file;
 mod threshold;
 
 use std::path::{Path, PathBuf};
 
 use candle::{DType, Device, Tensor};
-use candle_wick::{Memory, SelectorKind};
+use candle_wick::{Memory, PredictorMetadata, SelectorKind};
 use candle_wick_models::{Interrupt, LoadOptions, LoadedModel, WickTokenizer};
 use wick_format::{FfnLayer, Manifest};
 
 use crate::ConvertError;
 use capture::Capture;
 use factor::Factors;
+use file::Part;
 pub use threshold::LayerQuality;
 use threshold::Truth;
 
@@ -106,7 +107,7 @@ pub fn fit(
     let fitted = observed.for_each_layer(options, progress, |layer, x| {
         fit_layer(&observed.model, layer, x, &parts, options)
     })?;
-    let (path, bytes) = file::write(model, observed.manifest(), &fitted)?;
+    let (path, bytes) = write_fitted(model, observed.manifest(), &fitted, options.rank)?;
     let tokens = [parts.fit, parts.tune, parts.measure];
     let layers = fitted.iter().map(|(_, quality)| *quality).collect();
     Ok(FitReport {
@@ -149,6 +150,39 @@ pub fn measure(
         }
         .quality(&factors, x, threshold)
     })
+}
+
+/// Writes the file; gives its path and size.
+fn write_fitted(
+    folder: &Path,
+    manifest: &Manifest,
+    fitted: &[(Factors, LayerQuality)],
+    rank: usize,
+) -> Result<(PathBuf, u64), ConvertError> {
+    let of = |value: fn(&LayerQuality) -> f32| {
+        fitted.iter().map(|(_, quality)| value(quality)).collect()
+    };
+    let metadata = PredictorMetadata {
+        model_hash: manifest.model_hash.clone(),
+        input: "ffn_input".to_owned(),
+        between: "none".to_owned(),
+        thresholds: of(|quality| quality.threshold),
+        recall: of(|quality| quality.recall),
+        selected_fraction: of(|quality| quality.selected_fraction),
+        union_fraction: of(|quality| quality.union_fraction),
+    };
+    let content = |layer: usize, part: Part| {
+        let (factors, _) = &fitted[layer];
+        let bytes = factors.stored_bytes(part);
+        Ok(bytes.map_err(candle_wick_models::Error::from)?)
+    };
+    file::write(
+        folder,
+        manifest,
+        &metadata,
+        &vec![rank; fitted.len()],
+        &content,
+    )
 }
 
 /// A model that ran over a text, and what its FFNs saw.

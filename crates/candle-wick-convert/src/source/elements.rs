@@ -9,6 +9,7 @@ use candle::quantized::GgmlDType;
 use candle::CpuStorage;
 use wick_format::Dtype;
 
+use super::random::Random;
 use crate::transcode::{narrow, Cast};
 
 /// Elements made into floats at a time.
@@ -23,6 +24,8 @@ pub(super) enum Elements {
     F64,
     /// Quantised blocks.
     Blocks(GgmlDType),
+    /// Floats that are made up as they are read, and lie in no file.
+    Random(Random),
     /// Nothing that weights are made of, in words.
     Other(String),
 }
@@ -61,7 +64,7 @@ impl Elements {
     pub(super) fn dtype(&self) -> Result<Dtype, &str> {
         match self {
             Self::Floats(dtype) => Ok(*dtype),
-            Self::F64 => Ok(Dtype::F32),
+            Self::F64 | Self::Random(_) => Ok(Dtype::F32),
             Self::Blocks(_) => Ok(Dtype::F16),
             Self::Other(what) => Err(what),
         }
@@ -73,6 +76,7 @@ impl Elements {
             Self::Floats(dtype) => (1, dtype.size_bytes()),
             Self::F64 => (1, 8),
             Self::Blocks(blocks) => (blocks.block_size(), blocks.type_size()),
+            Self::Random(_) => (1, 0),
             Self::Other(_) => (1, 1),
         }
     }
@@ -108,6 +112,7 @@ impl Elements {
             Self::Floats(from) => *from,
             Self::F64 => return read_doubles(&bytes[self.byte_range(span)], to, target),
             Self::Blocks(blocks) => return self.read_blocks(*blocks, bytes, span, to, target),
+            Self::Random(random) => return random.read(span, to, target).map_err(f64::from),
             Self::Other(what) => unreachable!("{what} is refused before it is read"),
         };
         let source = &bytes[self.byte_range(span)];

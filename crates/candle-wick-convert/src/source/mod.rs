@@ -7,6 +7,7 @@
 //! Not here: whether these are the tensors that the model needs (`check`).
 
 mod elements;
+mod random;
 mod safetensors;
 mod shards;
 mod small_file;
@@ -19,9 +20,13 @@ use std::path::{Path, PathBuf};
 use wick_checkpoint::Metadata;
 use wick_format::Dtype;
 
+use self::elements::Elements;
+use self::tensor::StoredTensor;
 use self::weight_file::WeightFile;
+use crate::family::TensorNeed;
 use crate::ConvertError;
 
+pub(crate) use self::random::Random;
 pub(crate) use self::shards::Shards;
 #[cfg(test)]
 pub(crate) use self::small_file::SMALL_FILE_BYTES_MAX;
@@ -57,6 +62,24 @@ impl SourceFolder {
         Ok(source)
     }
 
+    /// A source without files, whose tensors are made up; messages call it `name`.
+    pub(crate) fn random(
+        name: &str,
+        tensors: impl IntoIterator<Item = (TensorNeed, Random)>,
+    ) -> Self {
+        let made_up = |(need, random): (TensorNeed, Random)| {
+            let elements = Elements::Random(random);
+            let stored = StoredTensor::packed(need.name, elements, need.shape, 0..0);
+            (stored.name.clone(), SourceTensor::new(stored, 0))
+        };
+        Self {
+            path: PathBuf::from(name),
+            shards: vec![WeightFile::none(name)],
+            tensors: tensors.into_iter().map(made_up).collect(),
+            metadata: Metadata::default(),
+        }
+    }
+
     fn add_shard(
         &mut self,
         name: &str,
@@ -75,13 +98,7 @@ impl SourceFolder {
             if listed.is_some_and(|in_shard| in_shard != name) {
                 continue; // the index says that the other copy counts
             }
-            let tensor = SourceTensor {
-                shard,
-                stored_name: stored.name,
-                stored: stored.stored,
-                shape: stored.shape,
-                orders: Vec::new(),
-            };
+            let tensor = SourceTensor::new(stored, shard);
             if let Some(other) = self.tensors.insert(current.clone(), tensor) {
                 let other = &self
                     .shards
@@ -109,7 +126,8 @@ impl SourceFolder {
 
     /// Paths of the weight files, in the order of their names.
     pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.shards.iter().map(|shard| shard.path.as_path())
+        let files = self.shards.iter().filter(|shard| shard.is_file());
+        files.map(|shard| shard.path.as_path())
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&SourceTensor> {

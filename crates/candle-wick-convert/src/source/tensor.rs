@@ -140,6 +140,17 @@ pub(crate) struct SourceTensor {
 }
 
 impl SourceTensor {
+    /// A tensor as it is stored, in this file of the source.
+    pub(super) fn new(stored: StoredTensor, shard: usize) -> Self {
+        Self {
+            shard,
+            stored_name: stored.name,
+            stored: stored.stored,
+            shape: stored.shape,
+            orders: Vec::new(),
+        }
+    }
+
     /// Elements of a row; a vector has one element a row.
     pub(crate) fn width(&self) -> usize {
         self.shape.iter().skip(1).product()
@@ -193,7 +204,7 @@ impl SourceFolder {
         self.dtype(tensor)?;
         let width = tensor.width();
         let stored = &tensor.stored;
-        let bytes = &self.shards[tensor.shard].file.bytes()[stored.range.clone()];
+        let bytes = &self.shards[tensor.shard].bytes()[stored.range.clone()];
         let out_of_range = |value| self.out_of_range(tensor, to, value);
         let elements = &stored.elements;
         if tensor.is_packed() && columns.len() == width {
@@ -232,9 +243,7 @@ impl SourceFolder {
         };
         let start = stored.range.start;
         let span = span.start.min(whole.end)..span.end.min(whole.end);
-        self.shards[tensor.shard]
-            .file
-            .release(start + span.start..start + span.end);
+        self.shards[tensor.shard].release(start + span.start..start + span.end);
     }
 
     /// The error for a value that the wanted dtype cannot hold.

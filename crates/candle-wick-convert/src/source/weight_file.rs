@@ -1,9 +1,10 @@
-//! A weight file: mapped, its tensors listed.
+//! A weight file: mapped, its tensors listed. Or what stands for one where tensors are made up.
 //!
 //! PyTorch and GGUF files are parsed by `wick-checkpoint`, which executes nothing and believes no number that the
 //! file's length does not back. candle has readers for both, but they set memory aside by what a header says.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use wick_checkpoint::{read_gguf, read_torch, Metadata};
@@ -36,7 +37,8 @@ impl Kind {
 pub(super) struct WeightFile {
     pub(super) name: String,
     pub(super) path: PathBuf,
-    pub(super) file: SourceFile,
+    /// `None` where the tensors are made up.
+    file: Option<SourceFile>,
 }
 
 impl WeightFile {
@@ -69,8 +71,34 @@ impl WeightFile {
         let opened = Self {
             name: file_name(path),
             path: path.to_path_buf(),
-            file,
+            file: Some(file),
         };
         Ok((opened, tensors, metadata))
+    }
+
+    /// Stands for a file where there is none; messages say `name`.
+    pub(super) fn none(name: &str) -> Self {
+        Self {
+            name: name.to_string(),
+            path: PathBuf::from(name),
+            file: None,
+        }
+    }
+
+    /// Whether there is a file.
+    pub(super) fn is_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Its contents.
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.file.as_ref().map_or(&[], SourceFile::bytes)
+    }
+
+    /// Lets go of the memory behind these bytes.
+    pub(super) fn release(&self, range: Range<usize>) {
+        if let Some(file) = &self.file {
+            file.release(range);
+        }
     }
 }
