@@ -2,14 +2,15 @@
 //! engines, and always an end.
 
 use crate::util::{is_filled, wish, TestFile};
+use proptest::prelude::*;
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 use wick_io::{Engine, FlashFile, IoError, Reader, ReaderOptions};
-use wick_io::{SlotBuffer, SlotRead, SlowDiskOptions};
+use wick_io::{SlotBuffer, SlotRead, SlowDiskOptions, Ticket};
 
 const SLOT_BYTES: usize = 4096;
 const SLOTS: usize = 96;
-const DEPTHS: [usize; 4] = [1, 3, 16, 64];
+const DEPTHS: [usize; 4] = [1, 2, 7, 64];
 
 /// Records all over the file: some neighbours, some with a gap, some not aligned.
 fn reads() -> Vec<SlotRead> {
@@ -214,4 +215,99 @@ fn latencies_overlap_as_far_as_requests_are_in_flight() {
             "{best:?} by {engine}"
         );
     }
+}
+
+/// Everything at once, one disk worse than the other.
+fn any_disk() -> impl Strategy<Value = SlowDiskOptions> {
+    let rate = prop::sample::select(vec![None, NonZeroU64::new(64 << 20)]);
+    let latency = prop::sample::select(vec![0, 300]).prop_map(Duration::from_micros);
+    let broken = prop_oneof![Just(0..0), (8192u64..4 << 20).prop_map(|at| at..at + 9)];
+    let busy_every = prop::sample::select(vec![0, 2, 3, 7]);
+    (rate, latency, 0u32..4, busy_every, broken).prop_map(
+        |(bytes_per_s, latency, short_every, busy_every, broken_bytes)| SlowDiskOptions {
+            bytes_per_s,
+            latency,
+            short_every,
+            busy_every,
+            broken_bytes,
+        },
+    )
+}
+
+/// Waits for a ticket, but not for ever.
+fn wait_a_minute(ticket: Ticket) -> (SlotBuffer, Result<(), IoError>) {
+    let start = Instant::now();
+    while !ticket.is_finished() {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "{ticket:?} hangs"
+        );
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    ticket.wait()
+}
+
+/// Whether the outcome is what must come of reading these bytes; what lies between them may count as broken too.
+fn is_possible(
+    outcome: &Result<(), IoError>,
+    reads: &[SlotRead],
+    broken: &std::ops::Range<u64>,
+) -> bool {
+    let is_hit = |read: &SlotRead| {
+        let end = read.offset_bytes + read.len_bytes as u64;
+        !broken.is_empty() && read.offset_bytes < broken.end && broken.start < end
+    };
+    match outcome {
+        Ok(()) => !reads.iter().any(is_hit),
+        Err(IoError::Read { path, source, .. }) => {
+            let errno = source.raw_os_error();
+            !broken.is_empty()
+                && path.ends_with("neurons.bin")
+                && errno == Some(rustix::io::Errno::IO.raw_os_error())
+        }
+        Err(_) => false,
+    }
+}
+
+/// On any disk, by any reader: short reads and long ones that are split, aligned or not, again and again.
+#[test]
+fn the_worst_disks_give_the_right_bytes_or_a_named_error() {
+    const LONG_BYTES: usize = 1_300_000;
+    let test = TestFile::new((5 << 20) + 77);
+    let wishes = prop::collection::vec((0u64..3 << 20, 0usize..20_000, 0usize..8), 1..16);
+    let engine = prop::sample::select(vec![Engine::Pool, Engine::Uring]);
+    let depth = prop::sample::select(DEPTHS.to_vec());
+    let config = ProptestConfig::with_cases(60);
+    proptest!(config, |(disk in any_disk(), wishes in wishes, engine in engine, depth in depth,
+        coalesce: bool, is_buffered: bool, has_wrong_sum: bool)| {
+        let options = ReaderOptions { engine, depth, coalesce, slow_disk: Some(disk.clone()), ..ReaderOptions::default() };
+        let reader = Reader::with_options(&options).unwrap();
+        let file = &test.open()[usize::from(is_buffered)];
+        let mut reads: Vec<_> = wishes.iter().enumerate().map(|(slot, &(offset, len, kind))| match kind {
+            0 => wish(slot, offset, LONG_BYTES),
+            1..4 => wish(slot, offset, len),
+            _ => wish(slot, offset / 4096 * 4096, len / 4096 * 4096),
+        }).collect();
+        let mut buffer = SlotBuffer::new(reads.len(), LONG_BYTES.next_multiple_of(4096)).unwrap();
+        for _ in 0..2 {
+            let (back, outcome) = wait_a_minute(reader.submit(buffer, file, &reads));
+            buffer = back;
+            prop_assert!(is_possible(&outcome, &reads, &disk.broken_bytes), "{:?}", outcome);
+            for read in reads.iter().filter(|_| outcome.is_ok()) {
+                prop_assert!(is_filled(buffer.slot(read.slot), read.offset_bytes, read.len_bytes), "{:?}", read);
+            }
+        }
+        if has_wrong_sum {
+            reads[0].crc32c = reads[0].crc32c.map(|sum| !sum);
+            let (back, outcome) = wait_a_minute(reader.submit(buffer, file, &reads));
+            buffer = back;
+            match outcome {
+                Err(IoError::Checksum { offset_bytes, .. }) => prop_assert_eq!(offset_bytes, reads[0].offset_bytes),
+                outcome => prop_assert!(outcome.is_err() && is_possible(&outcome, &reads, &disk.broken_bytes)),
+            }
+        }
+        // Whatever went wrong, what does not touch the broken bytes is read.
+        let (buffer, outcome) = wait_a_minute(reader.submit(buffer, file, &[wish(0, 0, 512)]));
+        prop_assert!(outcome.is_ok() && is_filled(buffer.slot(0), 0, 512), "{:?}", outcome);
+    });
 }

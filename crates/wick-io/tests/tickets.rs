@@ -2,7 +2,7 @@
 
 use crate::util::{is_filled, readers, wish, TestFile};
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use wick_io::{SlotBuffer, SlotRead};
+use wick_io::{Engine, Reader, ReaderOptions, SlotBuffer, SlotRead};
 
 const SLOT_BYTES: usize = 4096;
 
@@ -184,4 +184,98 @@ fn neighbours_are_one_request() {
             (1, 64 * SLOT_BYTES as u64)
         );
     }
+}
+
+#[test]
+fn without_sharing_each_read_is_a_request() {
+    let file = &TestFile::new(200 * SLOT_BYTES).open()[0];
+    for engine in [Engine::Pool, Engine::Uring] {
+        let options = ReaderOptions {
+            engine,
+            depth: 4,
+            coalesce: false,
+            ..ReaderOptions::default()
+        };
+        let reader = Reader::with_options(&options).unwrap();
+        // Neighbours, and some that are not aligned.
+        let reads: Vec<_> = (0..64)
+            .map(|i| wish(i, (i * SLOT_BYTES + i / 60) as u64, SLOT_BYTES))
+            .collect();
+        let buffer = SlotBuffer::new(64, SLOT_BYTES).unwrap();
+        let (buffer, outcome) = reader.submit(buffer, file, &reads).wait();
+        outcome.unwrap();
+        assert_eq!(reader.counters().requests, 64);
+        assert!(reads.iter().all(|read| is_filled(
+            buffer.slot(read.slot),
+            read.offset_bytes,
+            SLOT_BYTES
+        )));
+    }
+}
+
+/// Their batches are used again by others, and must not be before nobody reads for them any more.
+#[test]
+fn tickets_waited_for_dropped_and_forgotten_by_turns_do_no_harm() {
+    let test = TestFile::new(200 * SLOT_BYTES);
+    for reader in readers(8) {
+        for file in test.open() {
+            std::thread::scope(|scope| {
+                for thread in 0..3 {
+                    let (reader, file) = (&reader, &file);
+                    scope.spawn(move || {
+                        for turn in 0..200 {
+                            let count = 1 + (turn * 7 + thread) % 24;
+                            let reads = reads(count, turn + thread);
+                            let buffer = SlotBuffer::new(count, SLOT_BYTES).unwrap();
+                            let ticket = reader.submit(buffer, file, &reads);
+                            match turn % 8 {
+                                3 => drop(ticket),
+                                7 => std::mem::forget(ticket),
+                                _ => {
+                                    let (buffer, outcome) = ticket.wait();
+                                    outcome.unwrap();
+                                    let filled = |read: &SlotRead| {
+                                        is_filled(
+                                            buffer.slot(read.slot),
+                                            read.offset_bytes,
+                                            SLOT_BYTES,
+                                        )
+                                    };
+                                    assert!(reads.iter().all(filled));
+                                }
+                            }
+                        }
+                    });
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn a_ticket_waited_for_lets_go_of_memory_and_file() {
+    let test = TestFile::new(100 * SLOT_BYTES);
+    for reader in readers(4) {
+        for _ in 0..20 {
+            let [file, _] = test.open();
+            let buffer = SlotBuffer::new(8, SLOT_BYTES).unwrap();
+            reader.submit(buffer, &file, &reads(8, 0)).wait().1.unwrap();
+        }
+        assert_eq!(
+            open_count(&test.path),
+            0,
+            "a spare batch keeps its file open"
+        );
+    }
+}
+
+/// How many descriptors of this process are open on the file; 0 where the system does not say.
+fn open_count(path: &std::path::Path) -> usize {
+    let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") else {
+        return 0;
+    };
+    descriptors
+        .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+        .filter(|target| target == path)
+        .count()
 }
