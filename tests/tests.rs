@@ -2,6 +2,7 @@
 
 mod budget;
 mod demo;
+mod engines;
 mod exactness;
 mod failures;
 mod fixtures;

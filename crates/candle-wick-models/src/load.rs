@@ -71,6 +71,7 @@ pub struct LoadedModel {
     plan: BudgetPlan,
     position: usize,
     vocab_size: usize,
+    kv_position_bytes: u64,
     eos_token_ids: Vec<u32>,
     activation: Activation,
 }
@@ -172,10 +173,12 @@ impl LoadedModel {
         // What loading left free would count beside the scratch.
         release_free_heap();
         plan.prove_scratch();
+        let needs = config.needs(plan.ctx);
         Ok(Self {
             model,
             vb,
-            vocab_size: config.needs(plan.ctx).vocab_size,
+            vocab_size: needs.vocab_size,
+            kv_position_bytes: needs.kv_position_bytes,
             plan,
             position: 0,
             activation: config.activation()?,
@@ -278,6 +281,11 @@ impl LoadedModel {
     /// Positions that the KV cache holds.
     pub fn ctx(&self) -> usize {
         self.plan.ctx
+    }
+
+    /// Bytes of one position's keys and values, over all layers.
+    pub fn kv_position_bytes(&self) -> u64 {
+        self.kv_position_bytes
     }
 
     /// Logits of one position.

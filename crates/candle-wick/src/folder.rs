@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
 
 use wick_format::{FfnLayer, FileHasher, FormatError, Manifest, TensorExtent, TensorIndex};
 use wick_io::{
@@ -20,6 +20,7 @@ use wick_io::{
 
 use crate::error::{Error, Result};
 use crate::predictors::PredictorMetadata;
+use crate::stats::MatrixStats;
 use crate::stored::{StoredMatrix, StreamRing};
 
 pub use wick_format::{MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE};
@@ -61,6 +62,7 @@ impl IoOptions {
         let options = ReaderOptions {
             engine: self.engine,
             depth: self.threads,
+            coalesce: self.coalesce,
             slow_disk: self.slow_disk.clone(),
             ..ReaderOptions::default()
         };
@@ -172,6 +174,7 @@ struct Inner {
     ring: Mutex<StreamRing>,
     ring_bytes: u64,
     block_bytes_max: usize,
+    bytes_multiplied: AtomicU64,
 }
 
 /// An opened converted folder; clones share everything.
@@ -220,6 +223,7 @@ impl FlashFolder {
             reader: io.reader(&records)?,
             ring_bytes: ring.bytes(),
             block_bytes_max,
+            bytes_multiplied: AtomicU64::new(0),
             ring: Mutex::new(ring),
             path,
             manifest,
@@ -275,9 +279,27 @@ impl FlashFolder {
         self.0.reader.engine()
     }
 
-    /// Time spent waiting for matrices that are streamed, so far.
-    pub fn stream_wait(&self) -> Duration {
-        self.ring().waited()
+    /// What products with matrices outside the records took so far.
+    pub fn matrix_stats(&self) -> MatrixStats {
+        let times = self.ring().times();
+        MatrixStats {
+            bytes_multiplied: self.0.bytes_multiplied.load(Ordering::Relaxed),
+            ..times
+        }
+    }
+
+    pub(crate) fn count_multiplied(&self, bytes: usize) {
+        self.0
+            .bytes_multiplied
+            .fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// The file that holds the records of layer `index`, and where in it they lie.
+    pub fn record_extent(&self, index: usize) -> Option<(&FlashFile, &TensorExtent)> {
+        let layer = self.0.manifest.layers.get(index)?;
+        let file = self.0.records.get(&layer.file)?;
+        let (records, _) = layer.extents(&file.index).ok()?;
+        Some((&file.file, records))
     }
 
     /// Bytes and requests so far.
@@ -352,7 +374,7 @@ impl FlashFolder {
     }
 
     /// Name, extent of every model tensor outside the record files.
-    pub(crate) fn resident_tensors(&self) -> impl Iterator<Item = (&String, &TensorExtent)> {
+    pub fn resident_tensors(&self) -> impl Iterator<Item = (&String, &TensorExtent)> {
         self.0
             .resident
             .index

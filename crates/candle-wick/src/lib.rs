@@ -47,7 +47,7 @@ pub use mlp::{FlashMlp, MlpTicket};
 pub use neuron_cache::{NeuronCache, StepPlan, PASS_NEURONS};
 pub use predictors::PredictorMetadata;
 pub use selector::SelectorKind;
-pub use stats::FfnStats;
+pub use stats::{FfnStats, MatrixStats};
 pub use trace::{ActivityTrace, TraceFigures};
 pub use var_builder::{FlashVarBuilder, Placement, Switches};
 pub use wick_io::{

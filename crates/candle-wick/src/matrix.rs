@@ -90,6 +90,7 @@ impl Matrix {
     /// `out[r * tokens + t] = dot(row r, x[t])` for `x` `(tokens, columns)`.
     pub(crate) fn product(&self, x: &[f32], tokens: usize, out: &mut [f32]) -> Result<()> {
         let row_bytes = self.stored.row_bytes;
+        self.count_multiplied();
         if let Some(bytes) = &self.resident {
             let row = |r: usize| &bytes[r * row_bytes..(r + 1) * row_bytes];
             dot_rows(self.dtype, self.stored.rows, row, x, tokens, out);
@@ -101,6 +102,11 @@ impl Matrix {
             dot_rows(self.dtype, rows.len(), row, x, tokens, out);
             Ok(())
         })
+    }
+
+    /// Books one product with the whole matrix.
+    pub(crate) fn count_multiplied(&self) {
+        self.folder.count_multiplied(self.stored.len_bytes());
     }
 
     /// Row `row` as f32.

@@ -125,23 +125,42 @@ impl FlashMlp {
         Ok(ticket)
     }
 
+    /// The FFN of rows of f32, `x` and `y` `(tokens, hidden_size)`: what `forward` does, without tensors. Nothing is
+    /// allocated once its buffers have grown.
+    ///
+    /// # Panics
+    /// When the lengths differ or are no multiple of `hidden_size`.
+    pub fn forward_rows(&self, x: &[f32], y: &mut [f32]) -> Result<()> {
+        self.finish_rows(x, y, None)
+    }
+
     /// The FFN of `x`, whose first chunk may have begun.
-    fn compute(&self, x: &Tensor, mut begun: Option<Step>) -> candle::Result<Tensor> {
+    fn finish_rows(&self, x: &[f32], y: &mut [f32], mut begun: Option<Step>) -> Result<()> {
         let shared = &self.shared;
         let hidden = shared.neurons.layer.hidden_size;
+        assert!(
+            x.len() == y.len() && x.len().is_multiple_of(hidden),
+            "{} and {} values in rows of {hidden}",
+            x.len(),
+            y.len()
+        );
+        let chunks = y.chunks_mut(CHUNK_TOKENS_MAX * hidden);
+        for (x, y) in shared.chunks(x).zip(chunks) {
+            let work = &mut *lock(&shared.workspace);
+            let step = match begun.take() {
+                Some(step) => step,
+                None => Step::begin(shared, x, work)?,
+            };
+            step.finish(x, y, work)?;
+        }
+        Ok(())
+    }
+
+    fn compute(&self, x: &Tensor, begun: Option<Step>) -> candle::Result<Tensor> {
+        let hidden = self.shared.neurons.layer.hidden_size;
         map_rows(x, hidden, hidden, |tokens, x| {
             let mut y = vec![0.0; tokens * hidden];
-            let chunks = shared
-                .chunks(x)
-                .zip(y.chunks_mut(CHUNK_TOKENS_MAX * hidden));
-            for (x, y) in chunks {
-                let work = &mut *lock(&shared.workspace);
-                let step = match begun.take() {
-                    Some(step) => step,
-                    None => Step::begin(shared, x, work)?,
-                };
-                step.finish(x, y, work)?;
-            }
+            self.finish_rows(x, &mut y, begun)?;
             Ok(y)
         })
     }

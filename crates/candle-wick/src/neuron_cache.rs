@@ -195,7 +195,11 @@ impl NeuronCache {
     fn place_streaming(&mut self, selection: &[u32], pass_neurons: usize, plan: &mut StepPlan) {
         // Long enough to keep the device busy, short enough to leave most slots to residents; and no longer than
         // the selection is too large by, so that one neuron too many does not cost an eighth of the slots.
-        let longest = (self.slot_count() / 8).clamp(64, PASS_NEURONS);
+        let longest = match self.window_tokens {
+            // Nobody stays.
+            Some(0) => PASS_NEURONS,
+            _ => (self.slot_count() / 8).clamp(64, PASS_NEURONS),
+        };
         let overflow = selection.len() - self.slot_count();
         let half = overflow.clamp(16, longest).min(self.slot_count() / 2);
         let ring_slots = 2 * half;

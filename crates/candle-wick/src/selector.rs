@@ -249,6 +249,7 @@ impl LowRank {
                 by_token[token * rank + r] = *value;
             }
         }
+        self.up.count_multiplied();
         let (dtype, row_bytes, rows) = self.up.resident_rows().expect("loaded as resident above");
         let block = pass_neurons(tokens);
         for (index, biases) in self.bias.chunks(block).enumerate() {

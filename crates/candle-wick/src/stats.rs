@@ -53,6 +53,17 @@ impl FfnStats {
     }
 }
 
+/// What a folder's matrices outside the records took: attention, head, predictors.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MatrixStats {
+    /// Bytes of weights that products went through, from DRAM or flash.
+    pub bytes_multiplied: u64,
+    /// How long streamed matrices were being read.
+    pub in_flight: Duration,
+    /// Waiting for their reads.
+    pub io: Duration,
+}
+
 fn ratio(part: u64, whole: u64, of_nothing: f64) -> f64 {
     if whole == 0 {
         of_nothing

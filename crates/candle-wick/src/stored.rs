@@ -10,11 +10,12 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use wick_io::{FlashFile, Reader, SlotBuffer, SlotRead, Ticket};
 
 use crate::error::{Error, Result};
+use crate::stats::MatrixStats;
 
 /// Slots in each half of the ring; one half is read while the other is in use.
 const HALF_SLOTS: usize = 4;
@@ -28,7 +29,7 @@ const PAGE_BYTES: usize = 4096;
 pub(crate) struct StreamRing {
     buffer: Option<SlotBuffer>,
     slot_bytes: usize,
-    waited: Duration,
+    times: MatrixStats,
 }
 
 impl StreamRing {
@@ -39,7 +40,7 @@ impl StreamRing {
         Ok(Self {
             buffer,
             slot_bytes,
-            waited: Duration::ZERO,
+            times: MatrixStats::default(),
         })
     }
 
@@ -51,9 +52,9 @@ impl StreamRing {
             + 2 * PAGE_BYTES
     }
 
-    /// Time spent waiting for reads so far.
-    pub(crate) fn waited(&self) -> Duration {
-        self.waited
+    /// What reading through the ring took so far.
+    pub(crate) fn times(&self) -> MatrixStats {
+        self.times
     }
 
     /// Bytes that the ring takes.
@@ -144,18 +145,20 @@ impl StoredMatrix {
             // A read that failed half-way took the buffer with it.
             None => SlotBuffer::new(2 * HALF_SLOTS, ring.slot_bytes)?,
         };
+        let started = Instant::now();
         let mut ready = self.submit(reader, buffer, groups);
         loop {
             let (groups, ticket) = ready;
             let waiting = Instant::now();
             let (buffer, result) = ticket.wait();
-            ring.waited += waiting.elapsed();
+            ring.times.io += waiting.elapsed();
             if let Err(error) = result {
                 ring.buffer = Some(buffer);
                 return Err(error.into());
             }
             if groups.is_empty() {
                 ring.buffer = Some(buffer);
+                ring.times.in_flight += started.elapsed();
                 return Ok(());
             }
             half = 1 - half;

@@ -11,10 +11,12 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::{Error, Result};
 
 /// What is reported of a model's activity, as shares of a layer's neurons.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceFigures {
     /// Selected for a token.
     pub selected: f64,
@@ -24,17 +26,6 @@ pub struct TraceFigures {
     pub union: f64,
     /// Selected for a token and for none of the window before it.
     pub fresh: f64,
-}
-
-impl TraceFigures {
-    /// OPT-6.7B ("LLM in a flash", section 3.1 and figure 4): about 10 % selected for 3.3 % truly active, the union of
-    /// five tokens 24 %, 2.4 % new for each token.
-    pub const OPT: Self = Self {
-        selected: 0.10,
-        window_tokens: 5,
-        union: 0.24,
-        fresh: 0.024,
-    };
 }
 
 /// Most neurons whose chains are weighed one by one in the fit; of more, evenly spread ones stand for all.
@@ -250,8 +241,16 @@ mod tests {
 
     const NEURONS: usize = 16384;
 
+    /// OPT-6.7B in "LLM in a flash".
+    const OPT: TraceFigures = TraceFigures {
+        selected: 0.10,
+        window_tokens: 5,
+        union: 0.24,
+        fresh: 0.024,
+    };
+
     fn replay() -> Replay {
-        ActivityTrace::new(NEURONS, &TraceFigures::OPT, 7)
+        ActivityTrace::new(NEURONS, &OPT, 7)
             .replay(3, NEURONS)
             .unwrap()
     }
@@ -300,7 +299,7 @@ mod tests {
 
     #[test]
     fn layers_differ_and_other_widths_are_refused() {
-        let trace = ActivityTrace::new(96, &TraceFigures::OPT, 7);
+        let trace = ActivityTrace::new(96, &OPT, 7);
         let [mut first, mut second] = [0, 1].map(|index| trace.replay(index, 96).unwrap());
         assert_ne!(tokens(&mut first, 8, 1), tokens(&mut second, 8, 1));
         assert!(trace.replay(0, 97).is_err());
