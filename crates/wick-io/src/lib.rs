@@ -26,7 +26,9 @@
 //! - Memory that a reading thread or the kernel may write is owned by the reader until [`Ticket::wait`] returns
 //!   it; no rule rests on a destructor, so a ticket may be dropped or forgotten.
 //! - All memory is initialised when it is allocated: no byte of a slot is ever undefined, whatever fails.
-//! - Trouble with a file or a device is an [`IoError`] that names the file; a caller's mistake is a panic.
+//! - Reading the same again allocates nothing: what a submit needed is kept for the next, without the slots and the
+//!   file it was for. What a reader keeps is bounded, see `reader.rs`.
+//! - Trouble with a file, a device or a setting is an [`IoError`] that names the file; a caller's mistake is a panic.
 //!
 //! Platforms: Unix. Direct I/O is `O_DIRECT` on Linux and `F_NOCACHE` on macOS; elsewhere reads are buffered. The
 //! io_uring engine is for Linux; elsewhere, and where the kernel refuses it, the pool takes its place.

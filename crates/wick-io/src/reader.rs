@@ -32,8 +32,8 @@ pub const READER_THREADS_MAX: usize = 1024;
 /// Most memory that a reader keeps for each request it can have in flight.
 pub const READER_THREAD_BYTES_MAX: usize = STACK_BYTES + PIECES_BYTES + RUN_BYTES_MAX;
 
-/// The bounce buffer kept for each request in flight once it has met a read that the device cannot place
-/// directly.
+/// The bounce buffer kept for each request that can be in flight, all of them from the first read on that the device
+/// cannot place directly.
 pub const READER_BOUNCE_BYTES: usize = RUN_BYTES_MAX;
 
 const STACK_BYTES: usize = 128 << 10;

@@ -4,6 +4,7 @@
 //! - The ticket owns the buffer's handle, the batch its own share of the memory: dropping or forgetting the
 //!   ticket leaves the memory alive for as long as a pool thread may write to it.
 //! - A slot named in the submit is busy, thus unreadable, until `wait`.
+//! - Only a batch that was waited for is used again; nobody else can tell that it has no other holders.
 
 use crate::batch::Batch;
 use crate::buffer::SlotBuffer;
