@@ -10,6 +10,7 @@ mod hub;
 mod score;
 mod stock;
 mod support;
+mod synth;
 mod tidy;
 mod tokenizers;
 mod unmodified;
