@@ -11,6 +11,7 @@ mod hub;
 mod score;
 mod stock;
 mod support;
+mod synth;
 mod tidy;
 mod tokenizers;
 mod unmodified;
