@@ -4,6 +4,7 @@
 //! 130 after Ctrl-C. Text and figures that were asked for go to stdout, everything else to stderr.
 
 mod args;
+mod bench;
 mod convert;
 mod demo;
 mod inspect;
@@ -42,6 +43,8 @@ enum Command {
     Score(score::ScoreArgs),
     /// Make the predictors that let a model skip neurons
     Predictor(predictor::PredictorArgs),
+    /// Measure how fast this machine reads
+    Bench(bench::BenchArgs),
     /// Write the embedded model into a folder; `run demo` starts this by itself
     #[command(hide = true)]
     PrepareDemo(demo::PrepareDemoArgs),
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Predictor(args) => predictor::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::PrepareDemo(args) => demo::prepare(&args),
     };
     match done {
