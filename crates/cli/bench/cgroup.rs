@@ -47,9 +47,9 @@ struct Number {
 #[derive(Debug)]
 struct Files {
     limit: &'static str,
+    /// 0 in here and nothing is swapped. Not the bound on memory and swap together that version 1 has too: where it
+    /// is met first, the limit on memory is never hit.
     swap: &'static str,
-    /// Whether the file for swap bounds memory and swap together.
-    swap_is_sum: bool,
     peak: Number,
     kills: Number,
     hits: Number,
@@ -57,8 +57,7 @@ struct Files {
 
 const VERSION_1: Files = Files {
     limit: "memory.limit_in_bytes",
-    swap: "memory.memsw.limit_in_bytes",
-    swap_is_sum: true,
+    swap: "memory.swappiness",
     peak: Number {
         file: "memory.max_usage_in_bytes",
         line: None,
@@ -76,7 +75,6 @@ const VERSION_1: Files = Files {
 const VERSION_2: Files = Files {
     limit: "memory.max",
     swap: "memory.swap.max",
-    swap_is_sum: false,
     peak: Number {
         file: "memory.peak",
         line: None,
@@ -112,7 +110,7 @@ impl MemoryCgroup {
         let group = Self { path, files };
         group.set(files.limit, limit_bytes)?;
         // Absent where the kernel does not count swap.
-        let _no_swap = group.set(files.swap, if files.swap_is_sum { limit_bytes } else { 0 });
+        let _no_swap = group.set(files.swap, 0);
         Some(group)
     }
 

@@ -7,7 +7,6 @@
 //!
 //! Not here: reads in order and the rates that bound a decode (`probe`).
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,9 +15,10 @@ use anyhow::{bail, ensure, Context, Result};
 use candle_wick::{FlashFolder, HumanBytes, IoOptions, Memory};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use wick_io::{DirectIo, Engine, FlashFile, IoError, IoMode, Reader, ReaderOptions};
+use wick_io::{DirectIo, Engine, FlashFile, IoError, Reader};
 
-use super::load::{Draw, Load, Sample, IN_FLIGHT_MAX};
+use super::access::{Access, IoChoice};
+use super::load::{reader, Draw, Load, Sample, IN_FLIGHT_MAX};
 use super::machine::Machine;
 use super::spread::{Spread, ROUNDS};
 use crate::args::{number, positive};
@@ -80,12 +80,6 @@ enum EngineChoice {
     Uring,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum IoChoice {
-    Direct,
-    Buffered,
-}
-
 fn read_bytes(text: &str) -> Result<usize, String> {
     match text.parse().map_err(|error| format!("{error}"))? {
         Memory::Bytes(bytes) if bytes.is_multiple_of(BLOCK_BYTES) && bytes <= READ_BYTES_MAX => {
@@ -123,22 +117,6 @@ struct IoBench {
     /// What was asked for and is not there.
     left_out: Vec<&'static str>,
     cells: Vec<Cell>,
-}
-
-/// The file, opened in one way.
-#[derive(Serialize)]
-struct Access {
-    io: &'static str,
-    /// How the file is really read.
-    effective: String,
-    alignment_bytes: usize,
-    /// Whether the system took the advice to drop the file's pages before each row; only where they matter.
-    cache_dropped: Option<bool>,
-    #[serde(skip)]
-    file: FlashFile,
-    /// Asked to drop the pages.
-    #[serde(skip)]
-    plain: File,
 }
 
 /// Reads of one length by one engine.
@@ -264,49 +242,6 @@ fn is_refusal(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(IoError::DirectRefused { .. }))
 }
 
-/// Nothing is read for nothing: a gap between two reads stays unread.
-fn reader(engine: Engine, depth: usize) -> Result<Reader> {
-    Ok(Reader::with_options(&ReaderOptions {
-        engine,
-        depth,
-        gap_bytes: 0,
-        slow_disk: None,
-    })?)
-}
-
-impl Access {
-    fn open(path: &Path, choice: IoChoice) -> Result<Self> {
-        let plain = File::open(path).with_context(|| format!("opening {}", path.display()))?;
-        // Pages that a writer left are not dropped, and would be written while others are read.
-        let is_synced = plain.sync_all().is_ok();
-        let (io, direct) = match choice {
-            IoChoice::Direct => ("direct", DirectIo::Required),
-            IoChoice::Buffered => ("buffered", DirectIo::Off),
-        };
-        let file = FlashFile::open(path, direct)?;
-        let is_buffered = file.mode() == IoMode::Buffered;
-        Ok(Self {
-            io,
-            effective: file.mode().to_string(),
-            alignment_bytes: file.alignment_bytes(),
-            cache_dropped: is_buffered.then(|| is_synced && drop_cached(&plain)),
-            file,
-            plain,
-        })
-    }
-}
-
-/// Whether the system took the advice to forget the file's pages.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-fn drop_cached(file: &File) -> bool {
-    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).is_ok()
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn drop_cached(_file: &File) -> bool {
-    false
-}
-
 impl IoBench {
     /// One cell for each engine.
     fn row(
@@ -325,9 +260,7 @@ impl IoBench {
         let (mut load, mut draw) = (Load::new(&access.file, read_bytes, in_flight)?, Draw::new());
         for _ in 0..ROUNDS {
             for (reader, samples) in readers.iter().zip(&mut samples) {
-                if access.cache_dropped.is_some() {
-                    drop_cached(&access.plain);
-                }
+                access.prepare();
                 let next_offset = || draw.below(places) * read_bytes as u64;
                 samples.push(load.run(reader, round, next_offset)?);
             }
@@ -375,20 +308,12 @@ impl IoBench {
     }
 
     fn table_head(&self, access: usize) -> String {
-        let access = &self.accesses[access];
-        let dropped = match access.cache_dropped {
-            Some(true) => ", and before each round",
-            Some(false) => ", but the file's pages could not be dropped before: some of it may come from memory",
-            None => "",
-        };
+        let access = self.accesses[access].description();
         let columns =
             |engine: &String| format!(" {engine} MB/s | {engine} requests/s | {engine} us |");
         let columns: String = self.engines.iter().map(columns).collect();
         let rule = "---|".repeat(2 + 3 * self.engines.len());
-        format!(
-            "\n{}{dropped}\n\n| read | in flight |{columns}\n|{rule}\n",
-            access.effective
-        )
+        format!("\n{access}\n\n| read | in flight |{columns}\n|{rule}\n")
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::time::{clock_gettime, ClockId};
-use wick_io::{FlashFile, Reader, SlotBuffer, SlotRead, Ticket};
+use wick_io::{Engine, FlashFile, Reader, ReaderOptions, SlotBuffer, SlotRead, Ticket};
 
 /// Reads of a submit, unless more can be in flight, and the bytes that keep them fewer.
 const SUBMIT_READS_MIN: usize = 16;
@@ -103,6 +103,16 @@ impl<'a> Load<'a> {
             requests: reader.counters().requests - before.requests,
         })
     }
+}
+
+/// A reader that reads nothing for nothing: neighbours share a request only where they touch.
+pub(crate) fn reader(engine: Engine, depth: usize) -> Result<Reader> {
+    Ok(Reader::with_options(&ReaderOptions {
+        engine,
+        depth,
+        gap_bytes: 0,
+        ..ReaderOptions::default()
+    })?)
 }
 
 /// Waits for the oldest submit.

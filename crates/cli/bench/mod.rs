@@ -3,6 +3,7 @@
 //! Figures are medians of at least [`spread::ROUNDS`] rounds with the least and the most, and what competes takes
 //! turns within a run: a machine that others use too disturbs all of it alike.
 
+mod access;
 #[cfg_attr(not(test), expect(dead_code, reason = "what `bench decode` runs in"))]
 mod cgroup;
 mod io;

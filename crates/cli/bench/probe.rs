@@ -14,10 +14,10 @@ use anyhow::{ensure, Context, Result};
 use candle_wick::available_memory_bytes;
 use rayon::prelude::*;
 use serde::Serialize;
-use wick_io::{Engine, FlashFile, Reader, ReaderOptions};
+use wick_io::{Engine, FlashFile};
 use wick_kernels::{read_plain, read_streams};
 
-use super::load::{Draw, Load};
+use super::load::{reader, Draw, Load};
 use super::spread::{Spread, ROUNDS};
 
 const ENGINES: [Engine; 2] = [Engine::Pool, Engine::Uring];
@@ -171,16 +171,6 @@ fn settings(lengths: &[usize], depths: &[usize]) -> Result<Vec<ReadSetting>> {
     Ok(settings)
 }
 
-/// Nothing is read for nothing, and neighbours share a request only where they touch.
-fn reader(engine: Engine, depth: usize) -> Result<Reader> {
-    Ok(Reader::with_options(&ReaderOptions {
-        engine,
-        depth,
-        gap_bytes: 0,
-        slow_disk: None,
-    })?)
-}
-
 /// Bytes a second of one round.
 fn read(
     file: &FlashFile,
@@ -330,7 +320,7 @@ mod tests {
         assert!(said(sequential(&file)).contains("204800 bytes are too few"));
         for (offset_bytes, stride_bytes, count) in [
             (0, 16 << 10, 13),
-            (8192, 16 << 10, 12),
+            (8193, 16 << 10, 12),
             (0, 16 << 10, 0),
             (0, 0, 10),
             (u64::MAX, 16 << 10, 1),
