@@ -104,7 +104,7 @@ impl FolderArgs {
         Ok(FlashFolder::open(path, self.io_options())?)
     }
 
-    fn io_options(&self) -> IoOptions {
+    pub(crate) fn io_options(&self) -> IoOptions {
         IoOptions {
             direct: match self.io {
                 IoChoice::Auto => DirectIo::Preferred,

@@ -4,6 +4,7 @@
 //! 130 after Ctrl-C. Text and figures that were asked for go to stdout, everything else to stderr.
 
 mod args;
+mod bench;
 mod convert;
 mod demo;
 mod inspect;
@@ -45,6 +46,8 @@ enum Command {
     Predictor(predictor::PredictorArgs),
     /// Write a folder with random weights in a model's shapes, for measuring
     Synth(synth::SynthArgs),
+    /// Measure how fast this machine reads
+    Bench(bench::BenchArgs),
     /// Write the embedded model into a folder; `run demo` starts this by itself
     #[command(hide = true)]
     PrepareDemo(demo::PrepareDemoArgs),
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Command::Score(args) => score::run(&args),
         Command::Predictor(args) => predictor::run(&args),
         Command::Synth(args) => synth::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::PrepareDemo(args) => demo::prepare(&args),
     };
     match done {

@@ -1,9 +1,9 @@
-//! How fast the reader is, and what it costs: engine x request size x requests in flight, over a temporary file.
+//! What of the reader `wick bench io` does not measure: reads in order with checksums, gaps, the engines' trial.
 //!
 //! `cargo bench -p wick-io` writes a file of 2 GiB beside the build; `-- --test` a small one, to see that it runs.
-//! Goals: megabytes a second as a user of [`wick_io::Reader`] sees them; the processor time of a request; at which
-//! gap one request is cheaper than two. Medians of five rounds, in which the engines take turns, with the least
-//! and the most. Non-goals: the device's own limit, which takes a tool without slots.
+//! Goals: at which gap one request is cheaper than two; what checksums leave of the rate of reads in order, and the
+//! processor time of a request. Medians of five rounds, in which the engines take turns, with the least and the
+//! most. Non-goals: the device's own limit, which takes a tool without slots.
 
 use std::io::Write;
 use std::path::Path;
@@ -27,10 +27,6 @@ fn main() -> Outcome {
         round_time: Duration::from_millis(if is_test { 5 } else { 300 }),
     };
     for direct in [DirectIo::Preferred, DirectIo::Off] {
-        let depths: &[usize] = match direct {
-            DirectIo::Off => &[32],
-            _ => &[1, 8, 32, 64],
-        };
         let file = FlashFile::open(&path, direct)?;
         println!("\n{}, {} MiB\n", file.mode(), file.len_bytes() >> 20);
         for _ in 0..3 {
@@ -38,18 +34,7 @@ fn main() -> Outcome {
         }
         println!("\n| request | in flight | engine | MB/s | min..max | us of processor a request | min..max |");
         println!("|---|---|---|---|---|---|---|");
-        for bytes in [16 * KIB, 32 * KIB, 128 * KIB] {
-            for &depth in depths {
-                plan.table(
-                    &format!("random {} KiB", bytes / KIB),
-                    depth,
-                    |reader, limit| random(&file, reader, bytes, limit),
-                )?;
-            }
-        }
-        plan.table("sequential 256 KiB, checked", 32, |reader, _| {
-            sequential(&file, reader, &sums)
-        })?;
+        plan.sequential(&file, &sums)?;
         if direct == DirectIo::Off {
             break;
         }
@@ -111,24 +96,20 @@ struct Plan {
 
 impl Plan {
     /// A row for each engine; the engines take turns.
-    fn table(
-        &self,
-        what: &str,
-        depth: usize,
-        mut body: impl FnMut(&Reader, Duration) -> Outcome,
-    ) -> Outcome {
+    fn sequential(&self, file: &FlashFile, sums: &[u32]) -> Outcome {
+        let depth = 32;
         let readers = [reader(ENGINES[0], depth, 0)?, reader(ENGINES[1], depth, 0)?];
         let mut samples = [Vec::new(), Vec::new()];
         for _ in 0..self.rounds {
             for (reader, samples) in readers.iter().zip(&mut samples) {
-                samples.push(Sample::take(reader, || body(reader, self.round_time))?);
+                samples.push(Sample::take(reader, || sequential(file, reader, sums))?);
             }
         }
         for (reader, samples) in readers.iter().zip(&samples) {
             let rate = Spread::of(samples.iter().map(|s| s.bytes / s.wall_s / 1e6));
             let cpu = Spread::of(samples.iter().map(|s| s.cpu_s / s.requests * 1e6));
             println!(
-                "| {what} | {depth} | {} | {:.0} | {:.0}..{:.0} | {:.1} | {:.1}..{:.1} |",
+                "| sequential 256 KiB, checked | {depth} | {} | {:.0} | {:.0}..{:.0} | {:.1} | {:.1}..{:.1} |",
                 reader.engine(),
                 rate.median,
                 rate.min,
@@ -197,18 +178,6 @@ fn reader(engine: Engine, depth: usize, gap_bytes: usize) -> Outcome<Reader> {
         gap_bytes,
         ..ReaderOptions::default()
     })?)
-}
-
-/// Records of `bytes` bytes in random order, 256 a submit, for a while.
-fn random(file: &FlashFile, reader: &Reader, bytes: usize, limit: Duration) -> Outcome {
-    let record_count = file.len_bytes() / bytes as u64;
-    repeat(file, reader, 256, bytes, limit, |slot, draw| SlotRead {
-        slot,
-        offset_bytes: draw.below(record_count) * bytes as u64,
-        len_bytes: bytes,
-        crc32c: None,
-    })
-    .map(drop)
 }
 
 /// Pairs of 16 KiB with `gap_bytes` between them; the number of pairs.

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 use rayon::ThreadPool;
-use wick_kernels::{dot_rows, isa_name, Accumulator, WeightDtype};
+use wick_kernels::{dot_rows, isa_name, read_plain, read_streams, Accumulator, WeightDtype};
 
 /// Asks for an instruction set (see `kernels.rs`).
 const ISA_VARIABLE: &str = "WICK_ISA";
@@ -117,8 +117,8 @@ fn dense(bytes: &[u8], (rows, width): (usize, usize), dtype: WeightDtype) {
             let matrix = (i + turn * matrices / 3) % matrices;
             move |r: usize| &bytes[(matrix * rows + r) * row_bytes..][..row_bytes]
         };
-        let plain = seconds(|| read(rows, row_of(0), sum_plain));
-        let best = seconds(|| read(rows, row_of(1), sum_best));
+        let plain = seconds(|| read(rows, row_of(0), read_one_by_one));
+        let best = seconds(|| read(rows, row_of(1), read_streams));
         let product = seconds(|| dot_rows(dtype, rows, row_of(2), &x, 1, &mut out));
         black_box(&out);
         [plain, best, product]
@@ -144,8 +144,8 @@ fn gathered(bytes: &[u8], (rows, width): (usize, usize)) {
             let row_of = |turn: usize| {
                 move |r: usize| &bytes[slot((3 * i + turn) * rows + r)..][..row_bytes]
             };
-            let plain = seconds(|| read(rows, row_of(0), sum_plain));
-            let best = seconds(|| read(rows, row_of(1), sum_best));
+            let plain = seconds(|| read(rows, row_of(0), read_one_by_one));
+            let best = seconds(|| read(rows, row_of(1), read_streams));
             let product = seconds(|| {
                 if down {
                     sums.reset(1, width);
@@ -269,49 +269,8 @@ where
     black_box(sums.reduce(|| 0, u64::wrapping_add));
 }
 
-/// One row after the other: a sum that the compiler turns into vector loads.
-fn sum_plain(rows: [&[u8]; 4]) -> u64 {
-    let mut lanes = [0u64; 16];
-    for row in rows {
-        for block in row.as_chunks::<128>().0 {
-            add_words(block, &mut lanes);
-        }
-    }
-    lanes.iter().fold(0, |sum, lane| sum.wrapping_add(*lane))
-}
-
-/// Four rows side by side, each line asked for early.
-fn sum_best([a, b, c, d]: [&[u8]; 4]) -> u64 {
-    let mut lanes = [0u64; 8];
-    let blocks = a.as_chunks::<64>().0.iter().zip(b.as_chunks::<64>().0);
-    let others = c.as_chunks::<64>().0.iter().zip(d.as_chunks::<64>().0);
-    for ((a, b), (c, d)) in blocks.zip(others) {
-        for block in [a, b, c, d] {
-            prefetch(block.as_ptr().wrapping_add(1024));
-            add_words(block, &mut lanes);
-        }
-    }
-    lanes.iter().fold(0, |sum, lane| sum.wrapping_add(*lane))
-}
-
-/// Adds the words of a block to as many sums.
-fn add_words<const BYTES: usize, const WORDS: usize>(
-    block: &[u8; BYTES],
-    lanes: &mut [u64; WORDS],
-) {
-    for (lane, word) in lanes.iter_mut().zip(block.as_chunks().0) {
-        *lane = lane.wrapping_add(u64::from_ne_bytes(*word));
-    }
-}
-
-/// Hints that the line at an address, which may be any, will be read.
-fn prefetch(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 has the instruction, and it never faults.
-    unsafe {
-        use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
-        _mm_prefetch::<_MM_HINT_T0>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
+/// One row after the other.
+fn read_one_by_one(rows: [&[u8]; 4]) -> u64 {
+    rows.iter()
+        .fold(0, |sum, row| sum.wrapping_add(read_plain(row)))
 }

@@ -5,7 +5,8 @@
 //! ([`Accumulator`]). Rows are little-endian `f32`, `f16` or `bf16` bytes at any alignment
 //! ([`WeightDtype`]), wherever they lie: the caller hands out one slice a row. Inputs, sums and
 //! outputs are `f32`. [`dot()`] and [`axpy`] are the same two operations on plain `f32` slices, and
-//! [`widen`] turns stored weights into `f32`.
+//! [`widen`] turns stored weights into `f32`. [`read_plain`] and [`read_streams`] only read: the
+//! floor to time the others against.
 //!
 //! Invariants:
 //! - A dot is one vector accumulator of `L` lanes, fused multiply-adds in ascending position, then
@@ -41,6 +42,7 @@ mod dtype;
 mod generic;
 mod kernels;
 mod plain;
+mod read;
 mod scalar;
 #[cfg(test)]
 mod tests;
@@ -50,3 +52,4 @@ pub use dot::dot_rows;
 pub use dtype::WeightDtype;
 pub use kernels::isa_name;
 pub use plain::{axpy, dot, widen};
+pub use read::{read_plain, read_streams};

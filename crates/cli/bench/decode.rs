@@ -1,0 +1,294 @@
+//! `wick bench decode`: what a token takes at one budget, from reading everything to all that this program does.
+//!
+//! Each row is a process of its own ([`row`](super::row)), inside a memory cgroup of exactly the budget where one can
+//! be made. The rates that a token cannot beat are probed in the same run. Rows:
+//!
+//! | row | what it does |
+//! |---|---|
+//! | naive | reads every weight for each token |
+//! | hybrid | half resident, half streamed, as the budget allows; all neurons |
+//! | +selector | reads the selected neurons, rows and columns apart, and forgets them |
+//! | +window | keeps what the last tokens used |
+//! | +bundling | reads a neuron as one record |
+//! | all | computes while reads are in flight |
+//! | dense in DRAM | every weight in memory, candle's own matmul, products only |
+//!
+//! A floor is the longer of two times: the bytes that this row's selection has to read at the rate of reads of one
+//! record (in order for rows without a selector), and the bytes that products go through at the rate of memory.
+//!
+//! Models with random weights replay a made-up trace, see [`figures`](super::figures); the output says so.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{bail, ensure, Context, Result};
+use candle_wick::{available_memory_bytes, FlashFolder, HumanBytes, Memory, SelectorKind};
+use candle_wick_models::LoadOptions;
+use clap::Args;
+
+use super::cgroup::MemoryCgroup;
+use super::dense::{dense_bytes, DenseModel};
+use super::figures::{activity, Activity};
+use super::machine::Machine;
+use super::probe::{Rates, Records};
+use super::row::{RowFigures, RowSpec};
+use super::table::{DecodeBench, Row};
+use crate::args::{positive, FolderArgs};
+use crate::output;
+
+/// Neurons that stream through each layer of the naive row: two passes' worth.
+const NAIVE_SLOTS: usize = 512;
+/// Rows that read most of the model get this many tokens at most.
+const SLOW_TOKENS: usize = 5;
+
+#[derive(Args, Debug)]
+pub(crate) struct DecodeArgs {
+    #[command(flatten)]
+    folder: FolderArgs,
+
+    /// Budget of all rows but `naive` and `dense in DRAM`
+    #[arg(long, value_name = "SIZE", default_value = "50%")]
+    memory: Memory,
+
+    /// Positions of the KV cache that the budget is planned for
+    #[arg(long, value_name = "TOKENS", default_value_t = 384)]
+    ctx: usize,
+
+    /// Tokens measured in each row (in naive and hybrid at most 5), after half as many to warm up
+    #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = positive)]
+    tokens: usize,
+
+    /// Rows to measure [default: all that the model has]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    rows: Vec<String>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What all rows share.
+struct Bench<'a> {
+    args: &'a DecodeArgs,
+    folder: FlashFolder,
+    activity: Option<&'static Activity>,
+}
+
+pub(crate) fn run(args: &DecodeArgs) -> Result<ExitCode> {
+    let folder = args.folder.open()?;
+    let synthetic = synthetic_name(&folder)?;
+    let model_type = folder.manifest().model_type.clone();
+    let bench = Bench {
+        args,
+        activity: synthetic.as_ref().map(|_| activity(&model_type)),
+        folder,
+    };
+    let names = bench.names()?;
+    let rates = bench.rates()?;
+    let mut table = DecodeBench {
+        model: bench.folder.path().display().to_string(),
+        synthetic,
+        activity: bench.activity.map(|activity| activity.source),
+        memory: describe(args.memory),
+        ctx: args.ctx,
+        machine: Machine::this(),
+        rates,
+        rows: Vec::new(),
+    };
+    if !args.json {
+        output::print(&table.head())?;
+    }
+    for name in names {
+        if let Some(row) = bench.row(name, &table)? {
+            if !args.json {
+                output::print(&format!("{row}\n"))?;
+            }
+            table.rows.push(row);
+        }
+    }
+    if args.json {
+        output::print_json(&table)?;
+    } else {
+        output::print(&table.foot())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whose geometry the random weights of the folder have.
+fn synthetic_name(folder: &FlashFolder) -> Result<Option<String>> {
+    let config: serde_json::Value = serde_json::from_str(&folder.config_json()?)
+        .context("config.json of a converted folder")?;
+    let name = config.get(candle_wick_convert::synthetic::SYNTHETIC_KEY);
+    Ok(name.and_then(|name| name.as_str()).map(str::to_owned))
+}
+
+fn describe(memory: Memory) -> String {
+    match memory {
+        Memory::Bytes(bytes) => HumanBytes(bytes).to_string(),
+        Memory::Percent(percent) => format!("{percent}% of the weights"),
+    }
+}
+
+const DENSE_ROW: &str = "dense in DRAM";
+const ROWS: [&str; 7] = [
+    "naive",
+    "hybrid",
+    "+selector",
+    "+window",
+    "+bundling",
+    "all",
+    DENSE_ROW,
+];
+
+impl Bench<'_> {
+    /// The rows to measure; without predictors those of a selector make no sense.
+    fn names(&self) -> Result<Vec<&'static str>> {
+        let has_predictors = self.folder.predictors()?.is_some();
+        for asked in &self.args.rows {
+            ensure!(
+                ROWS.contains(&asked.as_str()),
+                "no row is called \"{asked}\"; there are {}",
+                ROWS.join(", ")
+            );
+        }
+        let is_wanted = |name: &&str| {
+            let asked = &self.args.rows;
+            let needs_selector = !["naive", "hybrid", DENSE_ROW].contains(name);
+            (asked.is_empty() || asked.iter().any(|asked| asked == name))
+                && (has_predictors || !needs_selector)
+        };
+        let names: Vec<_> = ROWS.into_iter().filter(is_wanted).collect();
+        if !has_predictors {
+            output::note("no predictors in this folder: only rows without a selector");
+        }
+        ensure!(!names.is_empty(), "no row is left to measure");
+        Ok(names)
+    }
+
+    fn rates(&self) -> Result<Rates> {
+        let (file, extent) = self
+            .folder
+            .record_extent(0)
+            .context("a model without layers")?;
+        let layer = &self.folder.manifest().layers[0];
+        let records = Records {
+            offset_bytes: extent.offset_bytes,
+            stride_bytes: layer.stride_bytes,
+            count: layer.intermediate_size as u64,
+        };
+        Rates::measure(file, &records)
+    }
+
+    fn row(&self, name: &'static str, table: &DecodeBench) -> Result<Option<Row>> {
+        if name == DENSE_ROW {
+            return self.dense_row(table);
+        }
+        let spec = self.spec(name)?;
+        let cgroup = spec.memory_bytes.and_then(MemoryCgroup::new);
+        let figures = measure(&spec, cgroup.as_ref())?;
+        Ok(Some(Row::new(
+            name,
+            &figures,
+            cgroup.is_some(),
+            &table.rates,
+        )))
+    }
+
+    /// How the row of this name loads the model.
+    fn spec(&self, name: &str) -> Result<RowSpec> {
+        let has_selector = name != "naive" && name != "hybrid";
+        let selector = if has_selector {
+            SelectorKind::LowRank
+        } else {
+            SelectorKind::Dense
+        };
+        let options = LoadOptions {
+            memory: Some(self.args.memory),
+            ctx: Some(self.args.ctx),
+            selector: Some(selector),
+            ..LoadOptions::default()
+        };
+        let plan = candle_wick_models::plan(&self.folder, &options)?;
+        let is_naive = name == "naive";
+        let keeps_nothing = is_naive || name == "+selector";
+        let io = self.args.folder.io_options();
+        let tokens = match has_selector {
+            true => self.args.tokens,
+            false => self.args.tokens.min(SLOW_TOKENS),
+        };
+        Ok(RowSpec {
+            name: name.to_owned(),
+            folder: self.folder.path().to_owned(),
+            // At the floor every matrix is streamed.
+            memory_bytes: Some(if is_naive {
+                plan.floor_bytes
+            } else {
+                plan.total_bytes
+            }),
+            selector: selector.name().to_owned(),
+            window_tokens: keeps_nothing.then_some(0),
+            slots_per_layer: is_naive.then_some(NAIVE_SLOTS),
+            overlap: !has_selector || name == "all",
+            bundling: !has_selector || name == "+bundling" || name == "all",
+            ctx: self.args.ctx,
+            in_flight: io.threads,
+            engine: io.engine.to_string(),
+            activity: self
+                .activity
+                .filter(|_| has_selector)
+                .map(|activity| activity.figures),
+            warmup_tokens: if has_selector { tokens.div_ceil(2) } else { 1 },
+            tokens,
+        })
+    }
+
+    /// `None` where the weights do not fit into memory.
+    fn dense_row(&self, table: &DecodeBench) -> Result<Option<Row>> {
+        let needed = dense_bytes(&self.folder);
+        if available_memory_bytes().is_some_and(|free| free < needed + needed / 20) {
+            output::note(&format!(
+                "{DENSE_ROW}: left out, {} of weights do not fit into free memory",
+                HumanBytes(needed)
+            ));
+            return Ok(None);
+        }
+        let model = DenseModel::new(&self.folder)?;
+        model.token_ms()?;
+        let times: Result<Vec<f64>> = (0..SLOW_TOKENS).map(|_| model.token_ms()).collect();
+        Ok(Some(Row::dense(
+            DENSE_ROW,
+            model.bytes,
+            &times?,
+            &table.rates,
+        )))
+    }
+}
+
+/// Runs the row in a process of its own.
+fn measure(spec: &RowSpec, cgroup: Option<&MemoryCgroup>) -> Result<RowFigures> {
+    let program = std::env::current_exe().context("this program's own path")?;
+    let mut command = match cgroup {
+        Some(group) => group.command(&program),
+        None => Command::new(&program),
+    };
+    command.args(["bench", "row", &serde_json::to_string(spec)?]);
+    let output = command.output().with_context(|| started(&program))?;
+    if !output.status.success() {
+        let kills = cgroup
+            .and_then(|group| group.usage().oom_kills)
+            .unwrap_or(0);
+        let said = String::from_utf8_lossy(&output.stderr);
+        let budget = spec.memory_bytes.map_or(String::new(), |bytes| {
+            format!(" with a budget of {bytes} bytes")
+        });
+        match kills {
+            0 => bail!("row {}: {}", spec.name, said.trim()),
+            _ => bail!("row {}: killed for its memory{budget}", spec.name),
+        }
+    }
+    serde_json::from_slice(&output.stdout).context("the figures of a row")
+}
+
+fn started(program: &Path) -> String {
+    format!("starting {}", program.display())
+}

@@ -1,0 +1,226 @@
+//! One row of `bench decode`: a model loaded in one way, and what its tokens take, in a process of its own, so that
+//! its peak is its own and a cgroup can bound it.
+//!
+//! Times of a token: I/O is waiting for reads, memory is keeping the cache's books, compute is everything else.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use candle_wick::{
+    peak_rss_bytes, ActivityTrace, DirectIo, Engine, FfnStats, FlashFolder, IoMode, IoOptions,
+    MatrixStats, Memory, SelectorKind, Switches, TraceFigures,
+};
+use candle_wick_models::{LoadOptions, LoadedModel};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use crate::output;
+
+/// Seed of the trace and of the tokens.
+const SEED: u64 = 5;
+
+#[derive(Args, Debug)]
+pub(crate) struct RowArgs {
+    /// What to measure, as JSON
+    spec: String,
+}
+
+/// What to load, and how.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct RowSpec {
+    pub(crate) name: String,
+    pub(crate) folder: PathBuf,
+    pub(crate) memory_bytes: Option<u64>,
+    pub(crate) selector: String,
+    pub(crate) window_tokens: Option<usize>,
+    pub(crate) slots_per_layer: Option<usize>,
+    pub(crate) overlap: bool,
+    pub(crate) bundling: bool,
+    pub(crate) ctx: usize,
+    pub(crate) in_flight: usize,
+    pub(crate) engine: String,
+    /// Replay a trace in place of what the predictors choose.
+    pub(crate) activity: Option<TraceFigures>,
+    pub(crate) warmup_tokens: usize,
+    pub(crate) tokens: usize,
+}
+
+/// What a row came to; lists have one entry a token.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct RowFigures {
+    /// Weights in DRAM.
+    pub(crate) dram_bytes: u64,
+    pub(crate) budget_bytes: u64,
+    pub(crate) peak_bytes: Option<u64>,
+    pub(crate) direct: bool,
+    pub(crate) engine: String,
+    pub(crate) tokens: Vec<TokenFigures>,
+}
+
+/// What one token took.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct TokenFigures {
+    pub(crate) total_ms: f64,
+    /// Waiting for reads.
+    pub(crate) io_ms: f64,
+    /// From handing reads out until they were waited for.
+    pub(crate) in_flight_ms: f64,
+    pub(crate) memory_ms: f64,
+    /// Choosing neurons: part of compute.
+    pub(crate) select_ms: f64,
+    /// From the device, with what was read beyond what was needed.
+    pub(crate) bytes_read: f64,
+    /// Records that were missing.
+    pub(crate) record_bytes: f64,
+    /// Weights, keys and values that products went through.
+    pub(crate) touched_bytes: f64,
+    /// Share of the FFN's neurons selected.
+    pub(crate) selected: f64,
+    /// Share of the FFN's neurons that had to be read.
+    pub(crate) missed: f64,
+}
+
+impl TokenFigures {
+    pub(crate) fn compute_ms(&self) -> f64 {
+        self.total_ms - self.io_ms - self.memory_ms
+    }
+}
+
+impl RowSpec {
+    fn options(&self, folder: &FlashFolder) -> Result<LoadOptions> {
+        let widest = folder
+            .manifest()
+            .layers
+            .iter()
+            .map(|layer| layer.intermediate_size);
+        let neurons = widest.max().context("a model without layers")?;
+        let trace = |figures: &TraceFigures| ActivityTrace::new(neurons, figures, SEED);
+        Ok(LoadOptions {
+            memory: self.memory_bytes.map(Memory::Bytes),
+            ctx: Some(self.ctx),
+            selector: Some(self.selector.parse::<SelectorKind>()?),
+            window_tokens: self.window_tokens,
+            slots_per_layer: self.slots_per_layer,
+            switches: Switches {
+                overlap: self.overlap,
+                bundling: self.bundling,
+            },
+            trace: self.activity.as_ref().map(trace),
+            io: self.io_options()?,
+            ..LoadOptions::default()
+        })
+    }
+
+    pub(crate) fn io_options(&self) -> Result<IoOptions> {
+        Ok(IoOptions {
+            direct: DirectIo::Preferred,
+            threads: self.in_flight,
+            engine: self.engine.parse::<Engine>()?,
+            coalesce: self.bundling,
+            slow_disk: None,
+        })
+    }
+
+    /// Loads the model and decodes.
+    fn measure(&self) -> Result<RowFigures> {
+        let folder = FlashFolder::open(&self.folder, self.io_options()?)?;
+        let options = self.options(&folder)?;
+        let mut model = LoadedModel::load(folder, &options)?;
+        let mut ids = Ids::new(model.vocab_size());
+        for _ in 0..self.warmup_tokens {
+            model.forward(&[ids.next()])?;
+        }
+        let mut tokens = Vec::with_capacity(self.tokens);
+        for _ in 0..self.tokens {
+            tokens.push(token(&mut model, ids.next())?);
+        }
+        let (plan, folder) = (model.plan(), model.folder());
+        Ok(RowFigures {
+            dram_bytes: plan.weight_bytes,
+            budget_bytes: plan.budget_bytes,
+            peak_bytes: peak_rss_bytes(),
+            direct: matches!(folder.io_mode(), IoMode::Direct { .. }),
+            engine: folder.io_engine().to_string(),
+            tokens,
+        })
+    }
+}
+
+/// Decodes one token.
+fn token(model: &mut LoadedModel, id: u32) -> Result<TokenFigures> {
+    model.reset_stats();
+    let counters = model.folder().io_counters();
+    let before = model.folder().matrix_stats();
+    let started = Instant::now();
+    model.forward(&[id])?;
+    let total = started.elapsed();
+    let folder = model.folder();
+    let bytes_read = folder.io_counters().bytes - counters.bytes;
+    let (ffn, matrices) = (model.stats(), folder.matrix_stats());
+    let streamed = |of: fn(&MatrixStats) -> Duration| of(&matrices) - of(&before);
+    let matrix_bytes = matrices.bytes_multiplied - before.bytes_multiplied;
+    Ok(TokenFigures {
+        total_ms: ms(total),
+        io_ms: ms(ffn.io + streamed(|stats| stats.io)),
+        in_flight_ms: ms(ffn.in_flight + streamed(|stats| stats.in_flight)),
+        memory_ms: ms(ffn.memory),
+        select_ms: ms(ffn.select),
+        bytes_read: bytes_read as f64,
+        record_bytes: ffn.bytes_read as f64,
+        touched_bytes: matrix_bytes as f64 + ffn_bytes(folder, &ffn) + kv_bytes(model),
+        selected: ffn.selected_fraction(),
+        missed: ffn.misses as f64 / ffn.neurons.max(1) as f64,
+    })
+}
+
+/// Rows of the selected neurons, and down columns of the active ones.
+fn ffn_bytes(folder: &FlashFolder, ffn: &FfnStats) -> f64 {
+    let Some(layer) = folder.manifest().layers.first() else {
+        return 0.0;
+    };
+    let layout = layer.record_layout();
+    let rows = layout.down_range().start as f64;
+    (ffn.hits + ffn.misses) as f64 * rows + ffn.active as f64 * layout.row_bytes() as f64
+}
+
+/// Keys and values of all positions so far.
+fn kv_bytes(model: &LoadedModel) -> f64 {
+    model.position() as f64 * model.kv_position_bytes() as f64
+}
+
+fn ms(time: Duration) -> f64 {
+    1000.0 * time.as_secs_f64()
+}
+
+/// Token ids that follow no pattern: what they mean does not matter here.
+struct Ids {
+    state: u64,
+    vocab_size: u64,
+}
+
+impl Ids {
+    fn new(vocab_size: usize) -> Self {
+        Self {
+            state: SEED,
+            vocab_size: vocab_size as u64,
+        }
+    }
+
+    fn next(&mut self) -> u32 {
+        // Knuth's linear congruential generator; its upper bits are the good ones.
+        self.state = self
+            .state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        ((self.state >> 33) % self.vocab_size.max(1)) as u32
+    }
+}
+
+/// The process of one row: prints its figures.
+pub(crate) fn run(args: &RowArgs) -> Result<ExitCode> {
+    let spec: RowSpec = serde_json::from_str(&args.spec).context("the row's specification")?;
+    output::print_json(&spec.measure()?)?;
+    Ok(ExitCode::SUCCESS)
+}
