@@ -131,8 +131,7 @@ impl Queue {
     }
 
     /// The life of a thread of the pool.
-    pub(crate) fn work(&self) {
-        let mut transfer = Transfer::new();
+    pub(crate) fn work(&self, mut transfer: Transfer) {
         while let Some((batch, first)) = self.claim() {
             let count = batch.work(first, &mut transfer, &self.device);
             self.settle(batch, count);

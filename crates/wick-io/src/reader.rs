@@ -20,7 +20,7 @@ use crate::plan::{SlotRead, RUN_BYTES_MAX};
 use crate::queue::Queue;
 use crate::slice;
 use crate::ticket::Ticket;
-use crate::transfer::{end_of_file, PIECES_BYTES};
+use crate::transfer::{end_of_file, Transfer, PIECES_BYTES};
 use crate::IoError;
 use std::fmt;
 use std::sync::Arc;
@@ -166,9 +166,18 @@ impl fmt::Debug for Reader {
 
 impl Threads {
     fn start_pool(&mut self) -> Result<(), IoError> {
+        let (begun, all_begun) = std::sync::mpsc::channel::<()>();
         for _ in 0..self.depth {
-            self.spawn(|queue| queue.work())?;
+            let begun = begun.clone();
+            self.spawn(move |queue| {
+                let transfer = Transfer::new();
+                drop(begun);
+                queue.work(transfer);
+            })?;
         }
+        drop(begun);
+        // A thread that begins later would allocate while others read. Nothing is sent: the channel closes.
+        let _ = all_begun.recv();
         Ok(())
     }
 
@@ -190,7 +199,7 @@ impl Threads {
             }
             drop(ring);
             // Nothing is left to do, unless the kernel has begun to refuse the ring.
-            queue.work();
+            queue.work(Transfer::new());
         })?;
         Ok(reported.recv().unwrap_or(false))
     }

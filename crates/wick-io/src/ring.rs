@@ -335,7 +335,7 @@ mod tests {
             ring.work(&queue);
             assert_eq!(ring.idle.len(), 8);
             drop(ring);
-            queue.work();
+            queue.work(Transfer::new());
             queue.wait(batch).unwrap();
             for slot in 0..COUNT {
                 // SAFETY: the batch is finished.
