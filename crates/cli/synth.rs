@@ -19,7 +19,7 @@ pub(crate) struct SynthArgs {
     /// Folder to write; one that is unfinished is taken up where it stopped
     out: PathBuf,
 
-    /// Model whose shapes to take, such as opt-6.7b
+    /// Model whose shapes to take, such as opt-6.7b; a name that is not known lists all
     #[arg(long, value_name = "NAME", value_parser = Geometry::find)]
     like: &'static Geometry,
 

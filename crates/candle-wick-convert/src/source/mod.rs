@@ -4,6 +4,8 @@
 //! cut or damaged files, git-lfs pointers, an index that names what is not there. Names are the
 //! current ones of the family (see `Family::rename` and `gguf`).
 //!
+//! A source may also have no files, and make its tensors up ([`SourceFolder::random`]).
+//!
 //! Not here: whether these are the tensors that the model needs (`check`).
 
 mod elements;
