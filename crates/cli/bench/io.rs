@@ -141,7 +141,7 @@ pub(crate) fn run(args: &IoArgs) -> Result<ExitCode> {
     let row_count = accesses.len() * args.size.len() * args.in_flight.len();
     let total_s = (row_count * engines.len()) as f64 * args.seconds;
     output::note(&format!(
-        "{} cells of {} s: about {:.0} s in all",
+        "{} cells of {} s: at least {:.0} s in all",
         row_count * engines.len(),
         args.seconds,
         total_s.ceil()

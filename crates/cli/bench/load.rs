@@ -1,7 +1,7 @@
 //! A load on a reader: reads of one length, kept coming for a while.
 //!
-//! Two submits are under way at any time, each with more reads than can be in flight, so that the device never
-//! waits for the next submit. What a sample counts ends when the last of its reads has.
+//! Two submits are under way at any time, together with no fewer reads than can be in flight, so that the device
+//! hardly waits for the next submit. What a sample counts ends when the last of its reads has.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use anyhow::{Context, Result};
 use rustix::time::{clock_gettime, ClockId};
 use wick_io::{Engine, FlashFile, Reader, ReaderOptions, SlotBuffer, SlotRead, Ticket};
 
-/// Reads of a submit, unless more can be in flight, and the bytes that keep them fewer.
-const SUBMIT_READS_MIN: usize = 16;
-const SUBMIT_BYTES_MAX: usize = 64 << 20;
-/// Most requests in flight that two submits can always provide.
+/// Least and most bytes of a submit: enough reads to be worth it, no more memory and time than that takes.
+const SUBMIT_BYTES_MIN: usize = 1 << 20;
+const SUBMIT_BYTES_MAX: usize = 32 << 20;
+/// Most requests in flight that two submits can always provide, of up to 1 MiB each.
 pub(crate) const IN_FLIGHT_MAX: usize = 64;
 
 /// The file, and memory to read it into.
@@ -54,8 +54,10 @@ impl Sample {
 impl<'a> Load<'a> {
     /// Memory for reads of `read_bytes` with up to `in_flight` requests, at most [`IN_FLIGHT_MAX`].
     pub(crate) fn new(file: &'a FlashFile, read_bytes: usize, in_flight: usize) -> Result<Self> {
-        let most = (SUBMIT_BYTES_MAX / read_bytes.max(1)).max(1);
-        let read_count = (2 * in_flight).max(SUBMIT_READS_MIN).min(most);
+        let reads_of = |submit_bytes: usize| (submit_bytes / read_bytes.max(1)).max(1);
+        let read_count = (2 * in_flight)
+            .max(reads_of(SUBMIT_BYTES_MIN))
+            .min(reads_of(SUBMIT_BYTES_MAX));
         let buffer = || SlotBuffer::new(read_count, read_bytes);
         Ok(Self {
             file,
@@ -184,10 +186,11 @@ mod tests {
         std::fs::write(&path, [0; 100]).unwrap();
         let file = FlashFile::open(&path, DirectIo::Off).unwrap();
         for (read_bytes, in_flight, expected) in [
-            (4096, 1, 16),
-            (4096, 64, 128),
-            (1 << 20, 64, 64),
-            (4 << 20, 64, 16),
+            (4096, 1, 256),
+            (32 << 10, 64, 128),
+            (1 << 20, 1, 2),
+            (1 << 20, 64, 32),
+            (4 << 20, 64, 8),
         ] {
             let load = Load::new(&file, read_bytes, in_flight).unwrap();
             assert_eq!(load.read_count, expected);

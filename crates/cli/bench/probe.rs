@@ -1,7 +1,7 @@
 //! What bounds a decode on this machine: how fast the device reads in order and at random, and memory is read.
 //!
 //! Each rate is found by a contest: every setting gets one short round, the best [`FINALISTS`] then [`ROUNDS`]
-//! longer ones by turns, and the highest median wins. All of it takes some seconds, up to 128 MiB for reads and,
+//! longer ones by turns, and the highest median wins. All of it takes some seconds, up to 192 MiB for reads and,
 //! after those are gone, up to 1 GiB for the memory probe; it belongs outside of any budget.
 //!
 //! Rates are bytes a second of what was asked for, without checksums. What competes with nobody is the floor: a
@@ -14,15 +14,15 @@ use anyhow::{ensure, Context, Result};
 use candle_wick::available_memory_bytes;
 use rayon::prelude::*;
 use serde::Serialize;
-use wick_io::{Engine, FlashFile};
+use wick_io::{Engine, FlashFile, Reader};
 use wick_kernels::{read_plain, read_streams};
 
 use super::load::{reader, Draw, Load};
 use super::spread::{Spread, ROUNDS};
 
 const ENGINES: [Engine; 2] = [Engine::Pool, Engine::Uring];
-/// Lengths of a read in order. The reader splits what is longer than the third.
-const SEQUENTIAL_BYTES: [usize; 4] = [256 << 10, 512 << 10, 1 << 20, 4 << 20];
+/// Lengths of a read in order. The reader cuts the longest into requests of 512 KiB.
+const SEQUENTIAL_BYTES: [usize; 3] = [256 << 10, 1 << 20, 4 << 20];
 const SEQUENTIAL_IN_FLIGHT: [usize; 4] = [8, 16, 32, 64];
 const RANDOM_IN_FLIGHT: [usize; 3] = [16, 32, 64];
 /// Settings that get all rounds.
@@ -115,14 +115,11 @@ fn sequential(file: &FlashFile) -> Result<ReadRate> {
     );
     // Goes on where the round before ended: what was just read may be remembered somewhere.
     let mut next = 0;
-    contest(&settings, |setting, time| {
-        read(file, setting, time, || {
-            let bytes = setting.read_bytes as u64;
-            let fits = next + bytes <= file.len_bytes();
-            let at = if fits { next } else { 0 };
-            next = at + bytes;
-            at
-        })
+    contest(file, &settings, |read_bytes| {
+        let fits = next + read_bytes as u64 <= file.len_bytes();
+        let at = if fits { next } else { 0 };
+        next = at + read_bytes as u64;
+        at
     })
 }
 
@@ -143,14 +140,10 @@ fn random(file: &FlashFile, records: &Records) -> Result<ReadRate> {
         file.len_bytes()
     );
     let mut draw = Draw::new();
-    contest(
-        &settings(&[stride_bytes], &RANDOM_IN_FLIGHT)?,
-        |setting, time| {
-            read(file, setting, time, || {
-                offset_bytes + draw.below(count) * stride_bytes as u64
-            })
-        },
-    )
+    let settings = settings(&[stride_bytes], &RANDOM_IN_FLIGHT)?;
+    contest(file, &settings, |stride_bytes| {
+        offset_bytes + draw.below(count) * stride_bytes as u64
+    })
 }
 
 /// All settings of the engines that there are.
@@ -171,34 +164,55 @@ fn settings(lengths: &[usize], depths: &[usize]) -> Result<Vec<ReadSetting>> {
     Ok(settings)
 }
 
-/// Bytes a second of one round.
-fn read(
-    file: &FlashFile,
-    setting: ReadSetting,
-    time: Duration,
-    next_offset: impl FnMut() -> u64,
-) -> Result<f64> {
-    let reader = reader(setting.engine, setting.in_flight)?;
-    let mut load = Load::new(file, setting.read_bytes, setting.in_flight)?;
-    Ok(load.run(&reader, time, next_offset)?.bytes_per_s())
-}
-
+/// The setting that reads best; `next_offset` says where the next read of a length begins.
 fn contest(
+    file: &FlashFile,
     settings: &[ReadSetting],
-    mut round: impl FnMut(ReadSetting, Duration) -> Result<f64>,
+    mut next_offset: impl FnMut(usize) -> u64,
 ) -> Result<ReadRate> {
     let mut tried = Vec::with_capacity(settings.len());
     for &setting in settings {
-        tried.push((setting, round(setting, TRIAL_TIME)?));
+        let rate = Entrant::new(file, setting)?.round(TRIAL_TIME, &mut next_offset)?;
+        tried.push((setting, rate));
     }
     tried.sort_by(|a, b| b.1.total_cmp(&a.1));
-    tried.truncate(FINALISTS);
-    let finalists: Vec<ReadSetting> = tried.into_iter().map(|(setting, _)| setting).collect();
-    let (setting, bytes_per_s) = best(&finalists, |setting| round(setting, ROUND_TIME))?;
+    let finalists = tried.iter().take(FINALISTS);
+    let finalists = finalists.map(|&(setting, _)| Entrant::new(file, setting));
+    let mut finalists = finalists.collect::<Result<Vec<_>>>()?;
+    let indices: Vec<usize> = (0..finalists.len()).collect();
+    let (winner, bytes_per_s) = best(&indices, |index| {
+        finalists[index].round(ROUND_TIME, &mut next_offset)
+    })?;
     Ok(ReadRate {
-        setting,
+        setting: finalists[winner].setting,
         bytes_per_s,
     })
+}
+
+/// A setting, ready to read.
+struct Entrant<'a> {
+    setting: ReadSetting,
+    reader: Reader,
+    load: Load<'a>,
+}
+
+impl<'a> Entrant<'a> {
+    fn new(file: &'a FlashFile, setting: ReadSetting) -> Result<Self> {
+        Ok(Self {
+            setting,
+            reader: reader(setting.engine, setting.in_flight)?,
+            load: Load::new(file, setting.read_bytes, setting.in_flight)?,
+        })
+    }
+
+    /// Bytes a second.
+    fn round(&mut self, time: Duration, next_offset: &mut impl FnMut(usize) -> u64) -> Result<f64> {
+        let read_bytes = self.setting.read_bytes;
+        let sample = self
+            .load
+            .run(&self.reader, time, || next_offset(read_bytes))?;
+        Ok(sample.bytes_per_s())
+    }
 }
 
 /// The setting with the highest median of [`ROUNDS`] rounds, in which all take turns.
