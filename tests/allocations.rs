@@ -7,6 +7,7 @@ use candle_wick::{
     Activation, Engine, FlashFolder, FlashMlp, FlashVarBuilder, IoOptions, Placement, SelectorKind,
 };
 use candle_wick_convert::synthetic::{synthesise, Geometry, SyntheticOptions};
+use wick_format::Dtype;
 
 /// The system's allocator, with a count.
 struct Counting;
@@ -52,8 +53,9 @@ fn decoding_allocates_nothing() {
     let out = tempfile::tempdir().unwrap();
     let geometry = Geometry::find("opt-125m").unwrap();
     let options = SyntheticOptions {
+        dtype: Dtype::F16,
         layers: Some(1),
-        ..SyntheticOptions::default()
+        seed: 1,
     };
     synthesise(geometry, out.path(), &options, &|_| {}).unwrap();
     let wave = |token: usize| (0..HIDDEN).map(move |i| ((token * 31 + i) as f32 * 0.7).sin());

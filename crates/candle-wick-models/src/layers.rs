@@ -5,6 +5,7 @@ use candle_nn::LayerNorm;
 use candle_wick::{FlashEmbedding, FlashLinear, FlashVarBuilder, KvCache};
 
 use crate::interrupt::Interrupt;
+use crate::pool::with_awake_threads;
 
 /// One layer of a family: attention over its own KV cache, and an FFN.
 pub(crate) trait Layer {
@@ -46,7 +47,7 @@ impl<L: Layer> Layers<L> {
     pub(crate) fn forward(&mut self, mut x: Tensor, position: usize) -> Result<Tensor> {
         for layer in &mut self.layers {
             self.interrupt.check()?;
-            x = layer.forward(&x, position)?;
+            x = with_awake_threads(|| layer.forward(&x, position))?;
         }
         Ok(x)
     }

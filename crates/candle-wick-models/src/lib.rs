@@ -16,6 +16,7 @@ mod load;
 pub mod opt;
 pub mod persimmon;
 pub mod phi;
+mod pool;
 mod rope;
 mod score;
 mod tokenizer;

@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::family::{parse_config, CausalLm, ModelConfig};
 use crate::interrupt::{Interrupt, INTERRUPTED};
+use crate::pool::ComputePool;
 
 /// Context when nobody asks for one: long enough to try a model, and its KV stays small.
 const CTX_DEFAULT: usize = 512;
@@ -66,6 +67,7 @@ fn parse(path: &Path, text: &str) -> Result<(Box<dyn ModelConfig>, Value)> {
 
 /// A model in DRAM and on flash, for one sequence at a time.
 pub struct LoadedModel {
+    pool: ComputePool,
     model: Box<dyn CausalLm>,
     vb: FlashVarBuilder,
     plan: BudgetPlan,
@@ -162,6 +164,7 @@ impl LoadedModel {
     /// Loads the model of an opened folder.
     pub fn load(folder: FlashFolder, options: &LoadOptions) -> Result<Self> {
         let (config, json) = read_config(&folder)?;
+        let pool = ComputePool::new()?;
         let plan = plan_for(&folder, config.as_ref(), options)?;
         let placement = Placement {
             switches: options.switches,
@@ -175,6 +178,7 @@ impl LoadedModel {
         plan.prove_scratch();
         let needs = config.needs(plan.ctx);
         Ok(Self {
+            pool,
             model,
             vb,
             vocab_size: needs.vocab_size,
@@ -195,7 +199,7 @@ impl LoadedModel {
             last = Some(hidden.i((.., chunk.len() - 1))?);
         }
         let last = last.ok_or(Error::EmptyPrompt)?;
-        Ok(self.model.logits(&last)?.flatten_all()?.to_vec1()?)
+        Ok(self.logits(&last)?.flatten_all()?.to_vec1()?)
     }
 
     /// Appends `ids` and calls `each(index, logits)` with the logits after each of them.
@@ -211,7 +215,7 @@ impl LoadedModel {
             let hidden = self.hidden_states(chunk)?;
             for start in (0..chunk.len()).step_by(together) {
                 let count = together.min(chunk.len() - start);
-                let logits = self.model.logits(&hidden.narrow(1, start, count)?)?;
+                let logits = self.logits(&hidden.narrow(1, start, count)?)?;
                 for logits in logits
                     .flatten_all()?
                     .to_vec1::<f32>()?
@@ -249,8 +253,7 @@ impl LoadedModel {
     fn hidden_states(&mut self, chunk: &[u32]) -> Result<Tensor> {
         let ids = Tensor::new(chunk, &Device::Cpu)?.unsqueeze(0)?;
         let (model, position) = (&mut self.model, self.position);
-        // On a thread of the pool: every product would have to wake one otherwise, and wait to be woken by it.
-        match rayon::scope(|_| model.hidden_states(&ids, position)) {
+        match self.pool.run(|| model.hidden_states(&ids, position)) {
             Ok(hidden) => {
                 self.position += chunk.len();
                 Ok(hidden)
@@ -265,6 +268,10 @@ impl LoadedModel {
                 })
             }
         }
+    }
+
+    fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        Ok(self.pool.run(|| self.model.logits(hidden))?)
     }
 
     /// Starts a new sequence; neurons stay in DRAM.

@@ -13,67 +13,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use wick_format::{FfnLayer, FileHasher, FormatError, Manifest, TensorExtent, TensorIndex};
-use wick_io::{
-    DirectIo, Engine, FlashFile, IoCounters, IoMode, Reader, ReaderOptions, SlowDiskOptions,
-    READER_BOUNCE_BYTES,
-};
+use wick_io::{DirectIo, Engine, FlashFile, IoCounters, IoMode, Reader, READER_BOUNCE_BYTES};
 
 use crate::error::{Error, Result};
+use crate::io_options::IoOptions;
 use crate::predictors::PredictorMetadata;
 use crate::stats::MatrixStats;
 use crate::stored::{StoredMatrix, StreamRing};
 
 pub use wick_format::{MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE};
-
-/// Files from this size on are worth a trial of the engines, which reads some 50 MB.
-const TRIAL_FILE_BYTES: u64 = 1 << 30;
-
-/// How files are read.
-#[derive(Clone, Debug)]
-pub struct IoOptions {
-    /// Whether reads bypass the page cache.
-    pub direct: DirectIo,
-    /// Reads in flight at most; also the pool's threads.
-    pub threads: usize,
-    /// Who makes the requests; `Auto` tries both on a large file when the folder is opened.
-    pub engine: Engine,
-    /// Whether neighbouring records share a request; only measurements want it off.
-    pub coalesce: bool,
-    /// A worse disk to pretend: for tests.
-    pub slow_disk: Option<SlowDiskOptions>,
-}
-
-impl Default for IoOptions {
-    /// Direct where the filesystem allows it, 32 reads in flight (the paper's number).
-    fn default() -> Self {
-        Self {
-            direct: DirectIo::Preferred,
-            threads: 32,
-            engine: Engine::Auto,
-            coalesce: true,
-            slow_disk: None,
-        }
-    }
-}
-
-impl IoOptions {
-    /// A reader for these files. A trial of engines takes longer than reading small ones.
-    fn reader(&self, records: &BTreeMap<String, TensorFile>) -> Result<Reader> {
-        let options = ReaderOptions {
-            engine: self.engine,
-            depth: self.threads,
-            coalesce: self.coalesce,
-            slow_disk: self.slow_disk.clone(),
-            ..ReaderOptions::default()
-        };
-        let largest = records.values().max_by_key(|file| file.file.len_bytes());
-        let options = match largest {
-            Some(file) if file.file.len_bytes() >= TRIAL_FILE_BYTES => options.probe(&file.file)?,
-            _ => options,
-        };
-        Ok(Reader::with_options(&options)?)
-    }
-}
 
 /// One safetensors file of the folder.
 pub(crate) struct TensorFile {
@@ -218,9 +166,11 @@ impl FlashFolder {
         }
         let strides = manifest.layers.iter().map(|layer| layer.stride_bytes);
         let block_bytes_max = strides.fold(block_bytes_max, usize::max);
-        let ring = StreamRing::new(block_bytes_max)?;
+        let matrices = resident.index.tensors.values();
+        let matrix_bytes_max = matrices.map(|extent| extent.len_bytes).max();
+        let ring = StreamRing::new(block_bytes_max, matrix_bytes_max.unwrap_or(0))?;
         Ok(Self(Arc::new(Inner {
-            reader: io.reader(&records)?,
+            reader: io.reader(records.values().map(|file| &file.file))?,
             ring_bytes: ring.bytes(),
             block_bytes_max,
             bytes_multiplied: AtomicU64::new(0),

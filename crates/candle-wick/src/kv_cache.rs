@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use candle::{Device, Result, Tensor};
 use rayon::prelude::*;
+use wick_io::advise_huge_pages;
 use wick_kernels::{axpy, dot};
 
 use crate::alibi::Alibi;
@@ -31,6 +32,7 @@ impl KvCache {
     pub fn new(kv_heads: usize, head_dim: usize, ctx: usize) -> Self {
         let touched = || {
             let mut values = Vec::with_capacity(kv_heads * ctx * head_dim);
+            advise_huge_pages(values.spare_capacity_mut());
             // Any value but zero: zeroed memory would come from the system untouched.
             values.resize(kv_heads * ctx * head_dim, 1.0);
             values

@@ -2,6 +2,7 @@
 //!
 //! Both forms go through the same kernel row by row, so products are equal bit for bit.
 
+use wick_io::advise_huge_pages;
 use wick_kernels::{dot_rows, widen, WeightDtype};
 
 use crate::error::{Error, Result};
@@ -54,6 +55,7 @@ impl Matrix {
         };
         if resident {
             let mut bytes = Vec::with_capacity(matrix.stored.len_bytes());
+            advise_huge_pages(bytes.spare_capacity_mut());
             matrix.for_each_rows(0..matrix.stored.rows, |_, rows| {
                 bytes.extend_from_slice(rows);
                 Ok(())

@@ -31,6 +31,9 @@ use crate::step::Step;
 use crate::var_builder::{lock, FlashVarBuilder, Switches};
 use crate::workspace::{Workspace, CHUNK_TOKENS_MAX};
 
+/// Neurons read at once when all are.
+const FILL_NEURONS: usize = 1024;
+
 /// The FFN of one layer: `x (.., hidden_size) -> (.., hidden_size)`.
 ///
 /// Layers of one `FlashVarBuilder` take turns behind a lock, and compute on the rayon pool meanwhile: call `forward`
@@ -58,8 +61,31 @@ pub(crate) struct State {
     pub(crate) slots: Option<SlotBuffer>,
 }
 
+impl State {
+    /// Reads every neuron, in file order: with a slot for each, one by one as they are wanted would take longer, and
+    /// nothing is read again afterwards.
+    fn fill(&mut self, neurons: &LayerNeurons) -> Result<()> {
+        let all: Vec<u32> = (0..neurons.layer.intermediate_size as u32).collect();
+        let plan = self.cache.plan(&all, FILL_NEURONS);
+        let mut reads = Vec::new();
+        for range in plan.passes() {
+            reads.clear();
+            for position in range.clone() {
+                neurons.push_reads(all[position], plan.slot(position), &mut reads);
+            }
+            let slots = self.slots.take().expect("nobody else has a new layer");
+            let (slots, result) = neurons.submit(slots, &reads).wait();
+            self.slots = Some(slots);
+            result?;
+        }
+        self.cache.commit(&all, plan, 0, |_| 0);
+        Ok(())
+    }
+}
+
 impl FlashMlp {
-    /// The FFN whose records lie at `vb`, for instance `model.layers.0.mlp`; its slots are allocated here.
+    /// The FFN whose records lie at `vb`, for instance `model.layers.0.mlp`; its slots are allocated here, and filled when there
+    /// is one for each neuron.
     pub fn load(
         hidden_size: usize,
         intermediate_size: usize,
@@ -85,7 +111,13 @@ impl FlashMlp {
         let cache = NeuronCache::new(intermediate_size, slot_count, placement.window_tokens);
         let switches = placement.switches;
         let neurons = LayerNeurons::load(vb.folder(), layer, activation, switches.bundling)?;
-        let slots = neurons.new_slots(slot_count)?;
+        let mut state = State {
+            cache,
+            slots: Some(neurons.new_slots(slot_count)?),
+        };
+        if slot_count == intermediate_size && placement.window_tokens.is_none() {
+            state.fill(&neurons)?;
+        }
         Ok(Self {
             shared: Arc::new(Shared {
                 index,
@@ -94,10 +126,7 @@ impl FlashMlp {
                 neurons,
                 switches,
                 workspace: vb.workspace().clone(),
-                state: Mutex::new(State {
-                    cache,
-                    slots: Some(slots),
-                }),
+                state: Mutex::new(state),
             }),
         })
     }

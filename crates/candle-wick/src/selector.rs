@@ -20,7 +20,7 @@ use crate::matrix::Matrix;
 use crate::neurons::{LayerNeurons, Rows};
 use crate::trace::Replay;
 use crate::var_builder::FlashVarBuilder;
-use crate::workspace::{pass_neurons, sized, Scores, CHUNK_TOKENS_MAX};
+use crate::workspace::{score_neurons, sized, Scores, CHUNK_TOKENS_MAX};
 
 /// The name of a selector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -251,7 +251,7 @@ impl LowRank {
         }
         self.up.count_multiplied();
         let (dtype, row_bytes, rows) = self.up.resident_rows().expect("loaded as resident above");
-        let block = pass_neurons(tokens);
+        let block = score_neurons(tokens);
         for (index, biases) in self.bias.chunks(block).enumerate() {
             let first = index * block;
             let row = |r: usize| &rows[(first + r) * row_bytes..(first + r + 1) * row_bytes];

@@ -17,8 +17,11 @@ use wick_io::{FlashFile, Reader, SlotBuffer, SlotRead, Ticket};
 use crate::error::{Error, Result};
 use crate::stats::MatrixStats;
 
-/// Slots in each half of the ring; one half is read while the other is in use.
-const HALF_SLOTS: usize = 4;
+/// Slots in each half of the ring at most; one half is read while the other is in use. Fewer leave the device idle
+/// at each change of halves, and more were no faster (docs/bench/io.md).
+const HALF_SLOTS_MAX: usize = 8;
+/// Slots in each half for matrices that are through before more would help.
+const HALF_SLOTS_MIN: usize = 4;
 /// Bytes of rows that a slot should hold, before room for alignment.
 const SLOT_PAYLOAD_BYTES: usize = 256 * 1024;
 /// A block of rows that would need more than this in one buffer is refused.
@@ -29,17 +32,21 @@ const PAGE_BYTES: usize = 4096;
 pub(crate) struct StreamRing {
     buffer: Option<SlotBuffer>,
     slot_bytes: usize,
+    half_slots: usize,
     times: MatrixStats,
 }
 
 impl StreamRing {
-    /// A ring for blocks of at most `block_bytes_max` bytes.
-    pub(crate) fn new(block_bytes_max: usize) -> Result<Self> {
+    /// A ring for blocks of at most `block_bytes_max` bytes, of matrices of at most `matrix_bytes_max`.
+    pub(crate) fn new(block_bytes_max: usize, matrix_bytes_max: u64) -> Result<Self> {
         let slot_bytes = Self::slot_bytes(block_bytes_max);
-        let buffer = Some(SlotBuffer::new(2 * HALF_SLOTS, slot_bytes)?);
+        let halves = matrix_bytes_max / (2 * SLOT_PAYLOAD_BYTES as u64);
+        let half_slots = halves.clamp(HALF_SLOTS_MIN as u64, HALF_SLOTS_MAX as u64) as usize;
+        let buffer = Some(SlotBuffer::new(2 * half_slots, slot_bytes)?);
         Ok(Self {
             buffer,
             slot_bytes,
+            half_slots,
             times: MatrixStats::default(),
         })
     }
@@ -59,7 +66,7 @@ impl StreamRing {
 
     /// Bytes that the ring takes.
     pub(crate) fn bytes(&self) -> u64 {
-        (2 * HALF_SLOTS * self.slot_bytes) as u64
+        (2 * self.half_slots * self.slot_bytes) as u64
     }
 }
 
@@ -139,11 +146,11 @@ impl StoredMatrix {
         debug_assert!(rows.end <= self.rows);
         let mut next = rows.start / self.block_rows * self.block_rows;
         let mut half = 0;
-        let groups = self.groups(&mut next, rows.end, half, ring.slot_bytes);
+        let groups = self.groups(&mut next, rows.end, half, ring);
         let buffer = match ring.buffer.take() {
             Some(buffer) => buffer,
             // A read that failed half-way took the buffer with it.
-            None => SlotBuffer::new(2 * HALF_SLOTS, ring.slot_bytes)?,
+            None => SlotBuffer::new(2 * ring.half_slots, ring.slot_bytes)?,
         };
         let started = Instant::now();
         let mut ready = self.submit(reader, buffer, groups);
@@ -162,7 +169,7 @@ impl StoredMatrix {
                 return Ok(());
             }
             half = 1 - half;
-            let following = self.groups(&mut next, rows.end, half, ring.slot_bytes);
+            let following = self.groups(&mut next, rows.end, half, ring);
             ready = self.submit(reader, buffer, following);
             for group in &groups {
                 let bytes = &ready.1.slot(group.read.slot)[group.skip_bytes..];
@@ -188,13 +195,18 @@ impl StoredMatrix {
     }
 
     /// The next groups, one a slot of `half`, from block start `next` up to the block that holds `end`.
-    fn groups(&self, next: &mut usize, end: usize, half: usize, slot_bytes: usize) -> Vec<Group> {
+    fn groups(&self, next: &mut usize, end: usize, half: usize, ring: &StreamRing) -> Vec<Group> {
+        let StreamRing {
+            half_slots,
+            slot_bytes,
+            ..
+        } = *ring;
         // Of devices with larger blocks the reader makes aligned reads itself.
         let alignment = self.file.alignment_bytes().min(PAGE_BYTES) as u64;
         let block_bytes = (self.block_rows * self.row_bytes).max(1);
         let blocks = ((slot_bytes - 2 * PAGE_BYTES) / block_bytes).max(1);
-        let mut groups = Vec::with_capacity(HALF_SLOTS);
-        while *next < end && groups.len() < HALF_SLOTS {
+        let mut groups = Vec::with_capacity(half_slots);
+        while *next < end && groups.len() < half_slots {
             // Up to the end of the last block wanted, which may be shorter at the end of the matrix.
             let last = end.next_multiple_of(self.block_rows).min(self.rows);
             let rows = *next..last.min(*next + blocks * self.block_rows);
@@ -202,7 +214,7 @@ impl StoredMatrix {
             let aligned_bytes = start_bytes / alignment * alignment;
             let skip_bytes = (start_bytes - aligned_bytes) as usize;
             let read = SlotRead {
-                slot: half * HALF_SLOTS + groups.len(),
+                slot: half * half_slots + groups.len(),
                 offset_bytes: aligned_bytes,
                 len_bytes: skip_bytes + rows.len() * self.row_bytes,
                 crc32c: None,

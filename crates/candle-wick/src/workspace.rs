@@ -55,10 +55,16 @@ pub(crate) fn pass_neurons(tokens: usize) -> usize {
     (PASS_ACTIVATIONS / tokens.max(1)).min(PASS_NEURONS_MAX)
 }
 
+/// Neurons scored at once when `tokens` tokens are computed together.
+pub(crate) fn score_neurons(tokens: usize) -> usize {
+    PASS_ACTIVATIONS / tokens.max(1)
+}
+
 /// Bytes that the scratch grows to for steps of `tokens` tokens in layers of at most these sizes.
 pub(crate) fn workspace_bytes(tokens: usize, hidden_size: usize, intermediate_size: usize) -> u64 {
     let pass = pass_neurons(tokens).min(intermediate_size);
-    let activations = 4 * 4 * pass * tokens; // gate, up, coefficients, scores
+    let scores = score_neurons(tokens).min(intermediate_size);
+    let activations = 4 * tokens * (3 * pass + scores); // gate, up, coefficients; scores
     let selection = intermediate_size * (4 + 16) + pass * (4 + size_of::<SlotRead>());
     (activations + selection + 4 * tokens * hidden_size) as u64
 }

@@ -38,6 +38,8 @@ use crate::output;
 
 /// Neurons that stream through each layer of the naive row: two passes' worth.
 const NAIVE_SLOTS: usize = 512;
+/// By how much the floor of one process may differ from that of another.
+const PROCESS_SLACK_BYTES: u64 = 4 << 20;
 /// Rows that read most of the model get this many tokens at most.
 const SLOW_TOKENS: usize = 5;
 
@@ -184,7 +186,7 @@ impl Bench<'_> {
             return self.dense_row(table);
         }
         let spec = self.spec(name)?;
-        let cgroup = spec.memory_bytes.and_then(MemoryCgroup::new);
+        let cgroup = MemoryCgroup::new(spec.limit_bytes);
         let figures = measure(&spec, cgroup.as_ref())?;
         Ok(Some(Row::new(
             name,
@@ -202,14 +204,22 @@ impl Bench<'_> {
         } else {
             SelectorKind::Dense
         };
-        let options = LoadOptions {
+        let mut options = LoadOptions {
             memory: Some(self.args.memory),
             ctx: Some(self.args.ctx),
             selector: Some(selector),
             ..LoadOptions::default()
         };
-        let plan = candle_wick_models::plan(&self.folder, &options)?;
+        let mut plan = candle_wick_models::plan(&self.folder, &options)?;
         let is_naive = name == "naive";
+        let mut memory_bytes = plan.total_bytes;
+        if is_naive {
+            // At the floor every matrix is streamed.
+            memory_bytes = plan.floor_bytes + PROCESS_SLACK_BYTES;
+            options.memory = Some(Memory::Bytes(memory_bytes));
+            options.slots_per_layer = Some(NAIVE_SLOTS);
+            plan = candle_wick_models::plan(&self.folder, &options)?;
+        }
         let keeps_nothing = is_naive || name == "+selector";
         let io = self.args.folder.io_options();
         let tokens = match has_selector {
@@ -219,15 +229,11 @@ impl Bench<'_> {
         Ok(RowSpec {
             name: name.to_owned(),
             folder: self.folder.path().to_owned(),
-            // At the floor every matrix is streamed.
-            memory_bytes: Some(if is_naive {
-                plan.floor_bytes
-            } else {
-                plan.total_bytes
-            }),
+            memory_bytes,
+            limit_bytes: plan.total_bytes.max(memory_bytes),
             selector: selector.name().to_owned(),
             window_tokens: keeps_nothing.then_some(0),
-            slots_per_layer: is_naive.then_some(NAIVE_SLOTS),
+            slots_per_layer: options.slots_per_layer,
             overlap: !has_selector || name == "all",
             bundling: !has_selector || name == "+bundling" || name == "all",
             ctx: self.args.ctx,
@@ -278,12 +284,13 @@ fn measure(spec: &RowSpec, cgroup: Option<&MemoryCgroup>) -> Result<RowFigures> 
             .and_then(|group| group.usage().oom_kills)
             .unwrap_or(0);
         let said = String::from_utf8_lossy(&output.stderr);
-        let budget = spec.memory_bytes.map_or(String::new(), |bytes| {
-            format!(" with a budget of {bytes} bytes")
-        });
         match kills {
             0 => bail!("row {}: {}", spec.name, said.trim()),
-            _ => bail!("row {}: killed for its memory{budget}", spec.name),
+            _ => bail!(
+                "row {}: killed for using more memory than its budget of {} bytes",
+                spec.name,
+                spec.limit_bytes
+            ),
         }
     }
     serde_json::from_slice(&output.stdout).context("the figures of a row")

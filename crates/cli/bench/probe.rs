@@ -14,7 +14,7 @@ use anyhow::{ensure, Context, Result};
 use candle_wick::available_memory_bytes;
 use rayon::prelude::*;
 use serde::Serialize;
-use wick_io::{Engine, FlashFile, Reader};
+use wick_io::{advise_huge_pages, Engine, FlashFile, Reader};
 use wick_kernels::{read_plain, read_streams};
 
 use super::load::{reader, Draw, Load};
@@ -243,6 +243,8 @@ fn memory(buffer_bytes: usize, threads: usize) -> Result<MemoryRate> {
     buffer
         .try_reserve_exact(buffer_bytes)
         .with_context(|| format!("{buffer_bytes} bytes of memory to read"))?;
+    // As the memory that products read.
+    advise_huge_pages(buffer.spare_capacity_mut());
     // Not zeros: those may all be one and the same page.
     buffer.resize(buffer_bytes, 1u8);
     let counts = std::iter::successors(Some(1), |count| Some(2 * count));

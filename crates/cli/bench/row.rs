@@ -32,7 +32,10 @@ pub(crate) struct RowArgs {
 pub(crate) struct RowSpec {
     pub(crate) name: String,
     pub(crate) folder: PathBuf,
-    pub(crate) memory_bytes: Option<u64>,
+    /// What the plan may spend, before `slots_per_layer` changes it.
+    pub(crate) memory_bytes: u64,
+    /// What the plan then comes to: the most that the process may use.
+    pub(crate) limit_bytes: u64,
     pub(crate) selector: String,
     pub(crate) window_tokens: Option<usize>,
     pub(crate) slots_per_layer: Option<usize>,
@@ -70,6 +73,8 @@ pub(crate) struct TokenFigures {
     pub(crate) memory_ms: f64,
     /// Choosing neurons: part of compute.
     pub(crate) select_ms: f64,
+    /// Products of the FFNs: part of compute.
+    pub(crate) ffn_ms: f64,
     /// From the device, with what was read beyond what was needed.
     pub(crate) bytes_read: f64,
     /// Records that were missing.
@@ -98,7 +103,7 @@ impl RowSpec {
         let neurons = widest.max().context("a model without layers")?;
         let trace = |figures: &TraceFigures| ActivityTrace::new(neurons, figures, SEED);
         Ok(LoadOptions {
-            memory: self.memory_bytes.map(Memory::Bytes),
+            memory: Some(Memory::Bytes(self.memory_bytes)),
             ctx: Some(self.ctx),
             selector: Some(self.selector.parse::<SelectorKind>()?),
             window_tokens: self.window_tokens,
@@ -167,6 +172,7 @@ fn token(model: &mut LoadedModel, id: u32) -> Result<TokenFigures> {
         in_flight_ms: ms(ffn.in_flight + streamed(|stats| stats.in_flight)),
         memory_ms: ms(ffn.memory),
         select_ms: ms(ffn.select),
+        ffn_ms: ms(ffn.compute),
         bytes_read: bytes_read as f64,
         record_bytes: ffn.bytes_read as f64,
         touched_bytes: matrix_bytes as f64 + ffn_bytes(folder, &ffn) + kv_bytes(model),

@@ -1,4 +1,4 @@
-//! Page-aligned memory of a fixed size, zeroed and resident from birth.
+//! Page-aligned memory of a fixed size, zeroed and resident from birth, in large pages where there are some.
 //!
 //! Invariants:
 //! - `base` is aligned to [`PAGE_BYTES`] and valid for `len_bytes()` initialised bytes until drop.
@@ -6,8 +6,10 @@
 //!
 //! Not here: who may touch which bytes; that is for the users of `bytes` and `raw` to say.
 
+use crate::huge::{advise_huge_pages, HUGE_PAGE_BYTES};
 use crate::IoError;
 use std::alloc::Layout;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -34,15 +36,20 @@ impl Pages {
             .max(1)
             .checked_next_multiple_of(PAGE_BYTES)
             .ok_or_else(no_room)?;
-        let layout = Layout::from_size_align(rounded, PAGE_BYTES).map_err(|_| no_room())?;
+        let align = match rounded {
+            HUGE_PAGE_BYTES.. => HUGE_PAGE_BYTES,
+            _ => PAGE_BYTES,
+        };
+        let layout = Layout::from_size_align(rounded, align).map_err(|_| no_room())?;
         // SAFETY: the size of `layout` is not zero.
-        let base = unsafe { std::alloc::alloc_zeroed(layout) };
+        let base = unsafe { std::alloc::alloc(layout) };
         let base = NonNull::new(base).ok_or_else(no_room)?;
-        for at in (0..rounded).step_by(PAGE_BYTES) {
-            // SAFETY: `at < rounded`, inside the allocation. Volatile, because an allocator may hand out
-            // zero pages that are not backed until written, and this write must not be optimised away.
-            unsafe { base.as_ptr().add(at).write_volatile(0) };
-        }
+        // SAFETY: the allocation, of which nobody else knows; its bytes need not be initialised.
+        let memory = unsafe {
+            std::slice::from_raw_parts_mut(base.as_ptr().cast::<MaybeUninit<u8>>(), rounded)
+        };
+        advise_huge_pages(memory);
+        memory.fill(MaybeUninit::new(0));
         Ok(Self { base, layout })
     }
 

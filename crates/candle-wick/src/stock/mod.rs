@@ -54,7 +54,7 @@ use self::source::StockSource;
 use self::store::{Store, LOADERS};
 use self::unit::{largest_block_bytes, StreamedMatrix, Unit};
 use crate::error::{Error, Result};
-use crate::folder::IoOptions;
+use crate::io_options::IoOptions;
 use crate::memory::Memory;
 use crate::stored::StreamRing;
 
@@ -177,7 +177,8 @@ pub fn load<M>(
     let (units, names) = units_of(&source, &list)?;
     let rings = 1 + LOADERS as u64;
     let block_bytes = largest_block_bytes(&units).max(source.block_bytes());
-    let ring = StreamRing::new(block_bytes)?;
+    // Several loaders read at once: short rings keep the device busy.
+    let ring = StreamRing::new(block_bytes, 0)?;
     let besides = Besides {
         process: wick_io::current_rss_bytes().unwrap_or(0) + LATER_PAGES_BYTES,
         tensors: other_bytes(&list, &names),

@@ -14,7 +14,8 @@ use wick_kernels::WeightDtype;
 
 use super::buffer::Buffer;
 use crate::error::{Error, Result};
-use crate::folder::{FlashFolder, IoOptions, MANIFEST_FILE};
+use crate::folder::{FlashFolder, MANIFEST_FILE};
+use crate::io_options::IoOptions;
 use crate::neurons::kernel_dtype;
 use crate::stored::{StoredMatrix, StreamRing};
 use crate::var_builder::{ffn_matrix, FfnPart};

@@ -141,7 +141,7 @@ impl Store {
             loaders: Vec::new(),
         };
         for index in 0..LOADERS {
-            let (shared, ring) = (store.shared.clone(), StreamRing::new(block_bytes)?);
+            let (shared, ring) = (store.shared.clone(), StreamRing::new(block_bytes, 0)?);
             let loader = std::thread::Builder::new()
                 .name(format!("wick-stock-{index}"))
                 .spawn(move || shared.load_units(ring));

@@ -11,7 +11,7 @@ use super::source::StockSource;
 use super::store::Store;
 use super::unit::{StreamedMatrix, Unit};
 use super::ExpertPolicy;
-use crate::folder::IoOptions;
+use crate::io_options::IoOptions;
 
 const DENSE: bool = false;
 const EXPERT: bool = true;
