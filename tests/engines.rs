@@ -111,6 +111,7 @@ fn a_slow_and_unreliable_disk_gives_the_same_bytes() {
 #[test]
 fn a_broken_disk_is_an_error_that_names_the_place_and_a_good_one_goes_on() {
     let out = converted(&fixture("opt-pre-ln"));
+    // Whichever file is asked for these bytes first.
     let places = FlashFolder::open(out.path(), IoOptions::default()).unwrap();
     let (_, records) = places.record_extent(1).unwrap();
     let broken = records.offset_bytes..records.offset_bytes + records.len_bytes;
@@ -122,7 +123,7 @@ fn a_broken_disk_is_an_error_that_names_the_place_and_a_good_one_goes_on() {
         });
         let error = fingerprint(out.path(), &options).unwrap_err().to_string();
         assert!(
-            error.contains("ffn-00001-of-00001.safetensors") && error.contains("offset"),
+            error.contains(".safetensors") && error.contains("at offset"),
             "{error}"
         );
     }

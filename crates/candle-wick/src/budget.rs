@@ -32,8 +32,31 @@ use crate::workspace::{workspace_bytes, CHUNK_TOKENS_MAX};
 /// forward pass runs through, stacks of its threads, small allocations.
 const LATER_PAGES_BYTES: u64 = 1536 * 1024;
 const SLOTS_LABEL: &str = "neuron slots";
+const PAGE_TABLES_LABEL: &str = "page tables";
 /// Prompt tokens computed together: the first that fits.
 const CHUNK_TOKENS: [usize; 3] = [CHUNK_TOKENS_MAX, 32, 8];
+
+/// The kernel's page tables: 8 bytes for each page of 4 KiB, large pages included, for which it keeps them in reserve.
+fn page_table_bytes(resident_bytes: u64) -> u64 {
+    resident_bytes / 512
+}
+
+/// What `resident_bytes` take with their page tables.
+fn with_page_tables(resident_bytes: u64) -> u64 {
+    resident_bytes.saturating_add(resident_bytes / 511 + 1)
+}
+
+/// Ends `lines` with their page tables and gives the sum of all.
+fn with_page_tables_line(lines: &mut Vec<PlanLine>) -> u64 {
+    lines.retain(|line| line.label != PAGE_TABLES_LABEL);
+    let resident_bytes = lines.iter().map(|line| line.bytes).sum();
+    let total_bytes = with_page_tables(resident_bytes);
+    lines.push(PlanLine {
+        label: PAGE_TABLES_LABEL,
+        bytes: total_bytes - resident_bytes,
+    });
+    total_bytes
+}
 
 /// Copies of the logits while they are computed, a position each: by row, by token, as handed out.
 const LOGITS_COPIES: usize = 3;
@@ -198,7 +221,9 @@ impl BudgetPlan {
         let layers = &folder.manifest().layers;
         let slots_floor = slots_floor_bytes(layers);
         let smallest = Fixed::of(folder, needs, options, CHUNK_TOKENS[CHUNK_TOKENS.len() - 1]);
-        let floor_bytes = smallest.besides_weights() + smallest.weights() + slots_floor;
+        let weights_floor = smallest.weights() + slots_floor;
+        let resident_floor = smallest.besides_weights().saturating_add(weights_floor);
+        let floor_bytes = with_page_tables(resident_floor);
         let dense_weight_bytes = folder.manifest().dense_weight_bytes;
         let fitting = |weights_of: &dyn Fn(&Fixed) -> Option<u64>| {
             let candidates = CHUNK_TOKENS
@@ -212,7 +237,8 @@ impl BudgetPlan {
             // Padding, predictors and f32 norms come on top of the dense model's bytes: all means all.
             Some(Memory::Percent(percent)) if percent >= 100.0 => fitting(&|_| Some(u64::MAX)),
             Some(Memory::Bytes(bytes)) => {
-                fitting(&|fixed| bytes.checked_sub(fixed.besides_weights()))
+                let resident_bytes = bytes - page_table_bytes(bytes);
+                fitting(&|fixed| resident_bytes.checked_sub(fixed.besides_weights()))
             }
             Some(Memory::Percent(percent)) => {
                 fitting(&|_| Some((dense_weight_bytes as f64 * percent / 100.0) as u64))
@@ -247,7 +273,7 @@ impl BudgetPlan {
         weights: Weights,
         floor_bytes: u64,
     ) -> Self {
-        let lines = vec![
+        let mut lines = vec![
             PlanLine {
                 label: "process (code, tokenizer, threads)",
                 bytes: fixed.process,
@@ -285,7 +311,7 @@ impl BudgetPlan {
                 bytes: fixed.scratch,
             },
         ];
-        let total_bytes = lines.iter().map(|line| line.bytes).sum();
+        let total_bytes = with_page_tables_line(&mut lines);
         Self {
             budget_bytes: match options.memory {
                 Some(Memory::Bytes(bytes)) => bytes,
@@ -320,7 +346,7 @@ impl BudgetPlan {
             .sum();
         let line = self.lines.iter_mut().find(|line| line.label == SLOTS_LABEL);
         let before = line.map_or(0, |line| std::mem::replace(&mut line.bytes, bytes));
-        self.total_bytes = self.total_bytes - before + bytes;
+        self.total_bytes = with_page_tables_line(&mut self.lines);
         self.budget_bytes = self.total_bytes;
         self.weight_bytes = self.weight_bytes - before + bytes;
         self
@@ -360,6 +386,7 @@ fn below_floor(
 ) -> Error {
     let parts = [
         ("process", fixed.process),
+        (PAGE_TABLES_LABEL, page_table_bytes(floor_bytes)),
         ("KV cache", fixed.kv),
         ("scratch", fixed.scratch),
         ("stream ring", fixed.ring),
@@ -373,7 +400,7 @@ fn below_floor(
         Some(Memory::Percent(percent)) => (
             (dense_weight_bytes as f64 * percent / 100.0) as u64,
             weights_floor,
-            5,
+            6,
         ),
         Some(Memory::Bytes(bytes)) => (bytes, floor_bytes, 0),
         None => (u64::MAX, floor_bytes, 0),

@@ -285,8 +285,9 @@ mod tests {
             windows += 1.0;
         }
         let figures = [selected / windows, unions / windows, fresh / windows];
-        for (got, wanted) in figures.into_iter().zip([0.10, 0.24, 0.024]) {
-            assert!((got / wanted - 1.0).abs() < 0.05, "{figures:?}");
+        // Chains of two states cannot have fewer new neurons at that union: 2.5 % and not 2.4.
+        for (got, wanted) in figures.into_iter().zip([0.10, 0.24, 0.025]) {
+            assert!((got / wanted - 1.0).abs() < 0.03, "{figures:?}");
         }
     }
 

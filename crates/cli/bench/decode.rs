@@ -20,6 +20,7 @@
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use candle_wick::{available_memory_bytes, FlashFolder, HumanBytes, Memory, SelectorKind};
@@ -32,7 +33,7 @@ use super::figures::{activity, Activity};
 use super::machine::Machine;
 use super::probe::{Rates, Records};
 use super::row::{RowFigures, RowSpec};
-use super::table::{DecodeBench, Row};
+use super::table::{DecodeBench, Measured, Row};
 use crate::args::{positive, FolderArgs};
 use crate::output;
 
@@ -40,6 +41,8 @@ use crate::output;
 const NAIVE_SLOTS: usize = 512;
 /// By how much the floor of one process may differ from that of another.
 const PROCESS_SLACK_BYTES: u64 = 4 << 20;
+/// Rates are probed again after a row when this has passed.
+const PROBE_EVERY: Duration = Duration::from_secs(15);
 /// Rows that read most of the model get this many tokens at most.
 const SLOW_TOKENS: usize = 5;
 
@@ -86,8 +89,9 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<ExitCode> {
         folder,
     };
     let names = bench.names()?;
-    let rates = bench.rates()?;
-    let mut table = DecodeBench {
+    let (rates, measured) = bench.measure(&names)?;
+    let rows = measured.iter().map(|row| Row::new(row, &rates)).collect();
+    let table = DecodeBench {
         model: bench.folder.path().display().to_string(),
         synthetic,
         activity: bench.activity.map(|activity| activity.source),
@@ -95,23 +99,11 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<ExitCode> {
         ctx: args.ctx,
         machine: Machine::this(),
         rates,
-        rows: Vec::new(),
+        rows,
     };
-    if !args.json {
-        output::print(&table.head())?;
-    }
-    for name in names {
-        if let Some(row) = bench.row(name, &table)? {
-            if !args.json {
-                output::print(&format!("{row}\n"))?;
-            }
-            table.rows.push(row);
-        }
-    }
-    if args.json {
-        output::print_json(&table)?;
-    } else {
-        output::print(&table.foot())?;
+    match args.json {
+        true => output::print_json(&table)?,
+        false => output::print(&table.to_string())?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -181,19 +173,38 @@ impl Bench<'_> {
         Rates::measure(file, &records)
     }
 
-    fn row(&self, name: &'static str, table: &DecodeBench) -> Result<Option<Row>> {
+    /// All rows, and the best rates that the machine showed before, between and after them: a floor that a moment's
+    /// disturbance lowered would flatter the rows.
+    fn measure(&self, names: &[&'static str]) -> Result<(Rates, Vec<Measured>)> {
+        let mut rates = self.rates()?;
+        let mut probed = Instant::now();
+        let mut rows = Vec::new();
+        for name in names {
+            if let Some(row) = self.row(name)? {
+                output::note(&format!("{name}: {:.1} ms a token", row.median_ms()));
+                rows.push(row);
+            }
+            if probed.elapsed() > PROBE_EVERY {
+                rates.keep_best(self.rates()?);
+                probed = Instant::now();
+            }
+        }
+        Ok((rates, rows))
+    }
+
+    /// `None` where it cannot be measured here.
+    fn row(&self, name: &'static str) -> Result<Option<Measured>> {
         if name == DENSE_ROW {
-            return self.dense_row(table);
+            return self.dense_row();
         }
         let spec = self.spec(name)?;
         let cgroup = MemoryCgroup::new(spec.limit_bytes);
         let figures = measure(&spec, cgroup.as_ref())?;
-        Ok(Some(Row::new(
+        Ok(Some(Measured {
             name,
-            &figures,
-            cgroup.is_some(),
-            &table.rates,
-        )))
+            figures,
+            in_cgroup: cgroup.is_some(),
+        }))
     }
 
     /// How the row of this name loads the model.
@@ -249,7 +260,7 @@ impl Bench<'_> {
     }
 
     /// `None` where the weights do not fit into memory.
-    fn dense_row(&self, table: &DecodeBench) -> Result<Option<Row>> {
+    fn dense_row(&self) -> Result<Option<Measured>> {
         let needed = dense_bytes(&self.folder);
         if available_memory_bytes().is_some_and(|free| free < needed + needed / 20) {
             output::note(&format!(
@@ -261,12 +272,11 @@ impl Bench<'_> {
         let model = DenseModel::new(&self.folder)?;
         model.token_ms()?;
         let times: Result<Vec<f64>> = (0..SLOW_TOKENS).map(|_| model.token_ms()).collect();
-        Ok(Some(Row::dense(
-            DENSE_ROW,
-            model.bytes,
-            &times?,
-            &table.rates,
-        )))
+        Ok(Some(Measured {
+            name: DENSE_ROW,
+            figures: RowFigures::in_dram(model.bytes, &times?),
+            in_cgroup: false,
+        }))
     }
 }
 

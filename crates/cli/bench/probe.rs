@@ -102,6 +102,24 @@ impl Rates {
     }
 }
 
+impl Rates {
+    /// Takes over each rate of `other` that is higher.
+    pub(crate) fn keep_best(&mut self, other: Self) {
+        let is_higher = |other: &Spread, own: &Spread| other.median > own.median;
+        for (own, other) in [
+            (&mut self.sequential, other.sequential),
+            (&mut self.random, other.random),
+        ] {
+            if is_higher(&other.bytes_per_s, &own.bytes_per_s) {
+                *own = other;
+            }
+        }
+        if is_higher(&other.memory.bytes_per_s, &self.memory.bytes_per_s) {
+            self.memory = other.memory;
+        }
+    }
+}
+
 /// The best rate of reading the file in order, from the start again when it ends.
 fn sequential(file: &FlashFile) -> Result<ReadRate> {
     let mut settings = settings(&SEQUENTIAL_BYTES, &SEQUENTIAL_IN_FLIGHT)?;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use candle_wick::{
-    peak_rss_bytes, ActivityTrace, DirectIo, Engine, FfnStats, FlashFolder, IoMode, IoOptions,
-    MatrixStats, Memory, SelectorKind, Switches, TraceFigures,
+    peak_rss_bytes, ActivityTrace, DirectIo, Engine, FfnStats, FlashFolder, IoOptions, MatrixStats,
+    Memory, SelectorKind, Switches, TraceFigures,
 };
 use candle_wick_models::{LoadOptions, LoadedModel};
 use clap::Args;
@@ -55,10 +55,10 @@ pub(crate) struct RowSpec {
 pub(crate) struct RowFigures {
     /// Weights in DRAM.
     pub(crate) dram_bytes: u64,
-    pub(crate) budget_bytes: u64,
+    pub(crate) budget_bytes: Option<u64>,
     pub(crate) peak_bytes: Option<u64>,
-    pub(crate) direct: bool,
-    pub(crate) engine: String,
+    /// How files were really read, such as `direct, pool`.
+    pub(crate) reads: Option<String>,
     pub(crate) tokens: Vec<TokenFigures>,
 }
 
@@ -90,6 +90,25 @@ pub(crate) struct TokenFigures {
 impl TokenFigures {
     pub(crate) fn compute_ms(&self) -> f64 {
         self.total_ms - self.io_ms - self.memory_ms
+    }
+}
+
+impl RowFigures {
+    /// Weights in DRAM, computed by somebody else.
+    pub(crate) fn in_dram(bytes: u64, times_ms: &[f64]) -> Self {
+        let token = |total_ms: &f64| TokenFigures {
+            total_ms: *total_ms,
+            touched_bytes: bytes as f64,
+            selected: 1.0,
+            ..TokenFigures::default()
+        };
+        Self {
+            dram_bytes: bytes,
+            budget_bytes: None,
+            peak_bytes: None,
+            reads: None,
+            tokens: times_ms.iter().map(token).collect(),
+        }
     }
 }
 
@@ -144,10 +163,9 @@ impl RowSpec {
         let (plan, folder) = (model.plan(), model.folder());
         Ok(RowFigures {
             dram_bytes: plan.weight_bytes,
-            budget_bytes: plan.budget_bytes,
+            budget_bytes: Some(plan.budget_bytes),
             peak_bytes: peak_rss_bytes(),
-            direct: matches!(folder.io_mode(), IoMode::Direct { .. }),
-            engine: folder.io_engine().to_string(),
+            reads: Some(format!("{}, {}", folder.io_mode(), folder.io_engine())),
             tokens,
         })
     }

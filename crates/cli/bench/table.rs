@@ -24,18 +24,25 @@ pub(crate) struct DecodeBench {
     pub(crate) rows: Vec<Row>,
 }
 
+/// What one row's process found.
+pub(crate) struct Measured {
+    pub(crate) name: &'static str,
+    pub(crate) figures: RowFigures,
+    /// Whether a memory cgroup held the process to its budget.
+    pub(crate) in_cgroup: bool,
+}
+
 /// Medians over the tokens of a row.
 #[derive(Serialize)]
 pub(crate) struct Row {
-    pub(crate) name: &'static str,
+    name: &'static str,
     dram_bytes: u64,
     budget_bytes: Option<u64>,
     peak_bytes: Option<u64>,
-    /// Whether a memory cgroup held the process to the budget.
     in_cgroup: bool,
-    io_mode: Option<&'static str>,
-    engine: Option<String>,
+    reads: Option<String>,
     bytes_per_token: f64,
+    /// Shares of the FFN's neurons.
     selected: f64,
     missed: f64,
     /// Of the device while reads were in flight.
@@ -47,94 +54,82 @@ pub(crate) struct Row {
     compute_ms: f64,
     /// Choosing neurons: part of compute.
     select_ms: f64,
-    pub(crate) total_ms: f64,
+    /// Products of the FFNs: part of compute.
+    ffn_ms: f64,
+    total_ms: f64,
     total_ms_min: f64,
     total_ms_max: f64,
     tokens: usize,
-    pub(crate) floor_ms: f64,
+    floor_ms: f64,
     /// Which of the two floors it is: `flash` or `DRAM`.
     floor_of: &'static str,
     total_over_floor: f64,
 }
 
-impl Row {
-    pub(crate) fn new(
-        name: &'static str,
-        figures: &RowFigures,
-        in_cgroup: bool,
-        rates: &Rates,
-    ) -> Self {
-        let tokens = &figures.tokens;
-        let median = |of: &dyn Fn(&TokenFigures) -> f64| Spread::of(tokens.iter().map(of)).median;
-        let total = Spread::of(tokens.iter().map(|token| token.total_ms));
-        let bytes = median(&|token| token.bytes_read);
-        let records = median(&|token| token.record_bytes);
-        let selects = median(&|token| token.selected) < 1.0;
-        let (sequential, random) = (&rates.sequential, &rates.random);
+impl Measured {
+    fn median(&self, of: impl Fn(&TokenFigures) -> f64) -> f64 {
+        Spread::of(self.figures.tokens.iter().map(of)).median
+    }
+
+    pub(crate) fn median_ms(&self) -> f64 {
+        self.median(|token| token.total_ms)
+    }
+
+    /// Milliseconds that a token's reads and its bytes in DRAM take at the least.
+    fn floors_ms(&self, rates: &Rates) -> (f64, f64) {
+        let bytes = self.median(|token| token.bytes_read);
+        let records = self.median(|token| token.record_bytes);
         // A row that needs everything reads records in order, and so do streamed matrices.
-        let (at_random, in_order) = match selects {
+        let (at_random, in_order) = match self.median(|token| token.selected) < 1.0 {
             true => (records, (bytes - records).max(0.0)),
             false => (0.0, bytes),
         };
-        let flash_ms = 1000.0
-            * (at_random / random.bytes_per_s.median + in_order / sequential.bytes_per_s.median);
-        let memory = &rates.memory.bytes_per_s;
-        let dram_ms = 1000.0 * median(&|token| token.touched_bytes) / memory.median;
+        let (sequential, random) = (&rates.sequential.bytes_per_s, &rates.random.bytes_per_s);
+        let flash_s = at_random / random.median + in_order / sequential.median;
+        let dram_s = self.median(|token| token.touched_bytes) / rates.memory.bytes_per_s.median;
+        (1000.0 * flash_s, 1000.0 * dram_s)
+    }
+}
+
+impl Row {
+    pub(crate) fn new(measured: &Measured, rates: &Rates) -> Self {
+        let figures = &measured.figures;
+        let median = |of: fn(&TokenFigures) -> f64| measured.median(of);
+        let total = Spread::of(figures.tokens.iter().map(|token| token.total_ms));
+        let (flash_ms, dram_ms) = measured.floors_ms(rates);
         let floor_ms = flash_ms.max(dram_ms);
-        let in_flight_ms = median(&|token| token.in_flight_ms);
-        let per_s = |ms: f64| if ms > 0.0 { bytes / ms * 1000.0 } else { 0.0 };
+        let (bytes, in_flight_ms) = (
+            median(|token| token.bytes_read),
+            median(|token| token.in_flight_ms),
+        );
+        let while_reading = |amount: f64| match in_flight_ms > 0.0 {
+            true => amount / in_flight_ms,
+            false => 0.0,
+        };
         Self {
-            name,
+            name: measured.name,
             dram_bytes: figures.dram_bytes,
-            budget_bytes: Some(figures.budget_bytes),
+            budget_bytes: figures.budget_bytes,
             peak_bytes: figures.peak_bytes,
-            in_cgroup,
-            io_mode: Some(if figures.direct { "direct" } else { "buffered" }),
-            engine: Some(figures.engine.clone()),
+            in_cgroup: measured.in_cgroup,
+            reads: figures.reads.clone(),
             bytes_per_token: bytes,
-            selected: median(&|token| token.selected),
-            missed: median(&|token| token.missed),
-            read_bytes_per_s: per_s(in_flight_ms),
-            read_share: if in_flight_ms > 0.0 {
-                flash_ms / in_flight_ms
-            } else {
-                0.0
-            },
-            io_ms: median(&|token| token.io_ms),
-            memory_ms: median(&|token| token.memory_ms),
-            compute_ms: median(&TokenFigures::compute_ms),
-            select_ms: median(&|token| token.select_ms),
+            selected: median(|token| token.selected),
+            missed: median(|token| token.missed),
+            read_bytes_per_s: 1000.0 * while_reading(bytes),
+            read_share: while_reading(flash_ms),
+            io_ms: median(|token| token.io_ms),
+            memory_ms: median(|token| token.memory_ms),
+            compute_ms: median(TokenFigures::compute_ms),
+            select_ms: median(|token| token.select_ms),
+            ffn_ms: median(|token| token.ffn_ms),
             total_ms: total.median,
             total_ms_min: total.min,
             total_ms_max: total.max,
-            tokens: tokens.len(),
+            tokens: figures.tokens.len(),
             floor_ms,
             floor_of: if flash_ms > dram_ms { "flash" } else { "DRAM" },
             total_over_floor: total.median / floor_ms,
-        }
-    }
-
-    /// Weights in DRAM, computed by somebody else.
-    pub(crate) fn dense(name: &'static str, bytes: u64, times_ms: &[f64], rates: &Rates) -> Self {
-        let tokens = times_ms.iter().map(|total_ms| TokenFigures {
-            total_ms: *total_ms,
-            touched_bytes: bytes as f64,
-            selected: 1.0,
-            ..TokenFigures::default()
-        });
-        let figures = RowFigures {
-            dram_bytes: bytes,
-            budget_bytes: 0,
-            peak_bytes: None,
-            direct: false,
-            engine: String::new(),
-            tokens: tokens.collect(),
-        };
-        Self {
-            budget_bytes: None,
-            io_mode: None,
-            engine: None,
-            ..Self::new(name, &figures, false, rates)
         }
     }
 
@@ -145,7 +140,7 @@ impl Row {
 
 impl DecodeBench {
     /// Everything above the rows.
-    pub(crate) fn head(&self) -> String {
+    fn head(&self) -> String {
         let gb = |rate: &Spread| format!("{:.2} GB/s", rate.median / 1e9);
         let kind = match (&self.synthetic, self.activity) {
             (Some(name), Some(source)) => {
@@ -179,7 +174,7 @@ impl DecodeBench {
     }
 
     /// What the rows say about each other.
-    pub(crate) fn foot(&self) -> String {
+    fn foot(&self) -> String {
         let row = |name: &str| self.rows.iter().find(|row| row.name == name);
         let Some(all) = row("all") else {
             return String::new();
@@ -214,15 +209,24 @@ impl DecodeBench {
                     "no cgroup"
                 };
                 lines.push(format!(
-                    "{}: peak {peak} bytes of {budget} ({judge}), {}, {}, {} tokens",
+                    "{}: peak {peak} bytes of {budget} ({judge}), {}, {} tokens",
                     row.name,
-                    row.io_mode.unwrap_or("no reads"),
-                    row.engine.as_deref().unwrap_or("no engine"),
+                    row.reads.as_deref().unwrap_or("no reads"),
                     row.tokens
                 ));
             }
         }
         lines.join("\n") + "\n"
+    }
+}
+
+impl fmt::Display for DecodeBench {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.head())?;
+        for row in &self.rows {
+            writeln!(f, "{row}")?;
+        }
+        f.write_str(&self.foot())
     }
 }
 
