@@ -78,11 +78,47 @@ fn engines_depths_threads_and_switches_give_the_same_bytes() {
             (true, true, false),
         ] {
             let mut options = options(selector, Engine::Auto, 8);
-            options.switches = Switches { overlap, bundling };
+            options.switches = Switches {
+                overlap,
+                bundling,
+                ..Switches::default()
+            };
             options.io.coalesce = coalesce;
             let case = format!("overlap {overlap}, bundling {bundling}, coalesce {coalesce}");
             check(case, &options, 2);
         }
+    }
+}
+
+#[test]
+fn reading_ahead_gives_the_same_bytes_and_is_of_use() {
+    let out = demo();
+    let ids = [
+        1765, 352, 260, 2272, 2386, 13, 283, 261, 285, 336, 1013, 270,
+    ];
+    let decode = |lookahead: bool, slots: usize| {
+        let mut options = options(SelectorKind::LowRank, Engine::Auto, 8);
+        options.slots_per_layer = Some(slots);
+        options.switches.lookahead = lookahead;
+        let folder = FlashFolder::open(out.path(), options.io.clone()).unwrap();
+        let mut model = LoadedModel::load(folder, &options).unwrap();
+        let mut bits = Vec::new();
+        for id in ids {
+            let logits = model.forward(&[id]).unwrap();
+            bits.extend(logits.iter().map(|logit| logit.to_bits()));
+        }
+        (bits, model.stats())
+    };
+    // More is selected than fits; most fits; all fits.
+    for slots in [40, 400, 100_000] {
+        let (expected, without) = decode(false, slots);
+        let (got, with) = decode(true, slots);
+        assert!(got == expected, "{slots} slots");
+        assert_eq!((without.ahead_read, without.ahead_used), (0, 0));
+        assert!(with.ahead_used <= with.ahead_read, "{with:?}");
+        // With few slots a guess does not fit, with all of them there is nothing left to read.
+        assert_eq!(with.ahead_used > 0, slots == 400, "{with:?}");
+        assert_eq!(with.selected, without.selected);
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod bench;
 mod budget;
+mod decode_bench;
 mod demo;
 mod engines;
 mod exactness;

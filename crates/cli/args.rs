@@ -77,6 +77,11 @@ pub(crate) struct ModelArgs {
     #[arg(long)]
     no_overlap: bool,
 
+    /// Read ahead what the next layer will probably want, where its input comes after attention; pauses when less
+    /// than half of it is used
+    #[arg(long)]
+    lookahead: bool,
+
     /// Threads that compute [default: one a core]
     #[arg(long, value_name = "COUNT", value_parser = threads)]
     threads: Option<usize>,
@@ -154,6 +159,7 @@ impl ModelArgs {
             slots_per_layer: self.slots,
             switches: Switches {
                 overlap: !self.no_overlap,
+                lookahead: self.lookahead,
                 ..Switches::default()
             },
             trace: None,

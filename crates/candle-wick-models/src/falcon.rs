@@ -348,6 +348,13 @@ impl Layer for DecoderLayer {
     fn kv_cache(&mut self) -> &mut KvCache {
         &mut self.self_attention.kv_cache
     }
+
+    fn mlp_after_attention(&self) -> Option<&FlashMlp> {
+        match self.mlp_input {
+            MlpInput::AfterAttention(_) => Some(&self.mlp),
+            MlpInput::Shared | MlpInput::Normed(_) => None,
+        }
+    }
 }
 
 /// Layer norms have biases even where the linear layers have none.

@@ -2,7 +2,7 @@
 
 use candle::{Device, Result, Tensor};
 use candle_nn::LayerNorm;
-use candle_wick::{FlashEmbedding, FlashLinear, FlashVarBuilder, KvCache};
+use candle_wick::{FlashEmbedding, FlashLinear, FlashMlp, FlashVarBuilder, KvCache};
 
 use crate::interrupt::Interrupt;
 use crate::pool::with_awake_threads;
@@ -14,6 +14,9 @@ pub(crate) trait Layer {
 
     /// The keys and values that it has seen.
     fn kv_cache(&mut self) -> &mut KvCache;
+
+    /// The FFN, where its input is known only after attention: then the layer before may read ahead for it.
+    fn mlp_after_attention(&self) -> Option<&FlashMlp>;
 }
 
 /// The layers of a model, which have all seen the same positions.
@@ -29,10 +32,14 @@ impl<L: Layer> Layers<L> {
         interrupt: Interrupt,
         layer: impl FnMut(usize) -> Result<L>,
     ) -> Result<Self> {
-        Ok(Self {
-            layers: (0..count).map(layer).collect::<Result<_>>()?,
-            interrupt,
-        })
+        let layers: Vec<L> = (0..count).map(layer).collect::<Result<_>>()?;
+        for pair in layers.windows(2) {
+            let [before, after] = [0, 1].map(|index: usize| pair[index].mlp_after_attention());
+            if let (Some(before), Some(after)) = (before, after) {
+                before.look_ahead_to(after);
+            }
+        }
+        Ok(Self { layers, interrupt })
     }
 
     /// Refuses `input_ids` `(1, seq)` from `position` on that do not follow those seen.

@@ -292,6 +292,10 @@ impl Layer for DecoderLayer {
     fn kv_cache(&mut self) -> &mut KvCache {
         &mut self.self_attn.kv_cache
     }
+
+    fn mlp_after_attention(&self) -> Option<&FlashMlp> {
+        Some(&self.mlp)
+    }
 }
 
 fn rms_norm(cfg: &LlamaConfig, vb: FlashVarBuilder) -> Result<RmsNorm> {

@@ -33,7 +33,7 @@ pub struct LoadOptions {
     pub window_tokens: Option<usize>,
     /// Exactly this many slots a layer instead of what the budget leaves: for measuring.
     pub slots_per_layer: Option<usize>,
-    /// What is switched off, to see what it brings.
+    /// What is switched off and on, to see what it brings.
     pub switches: Switches,
     /// Neurons to use instead of those that predictors choose: for measuring with random weights.
     pub trace: Option<ActivityTrace>,

@@ -208,6 +208,10 @@ impl Layer for DecoderLayer {
     fn kv_cache(&mut self) -> &mut KvCache {
         &mut self.self_attn.kv_cache
     }
+
+    fn mlp_after_attention(&self) -> Option<&FlashMlp> {
+        Some(&self.mlp)
+    }
 }
 
 fn norm(cfg: &PersimmonConfig, vb: FlashVarBuilder) -> Result<LayerNorm> {

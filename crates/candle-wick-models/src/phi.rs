@@ -220,6 +220,10 @@ impl Layer for DecoderLayer {
     fn kv_cache(&mut self) -> &mut KvCache {
         &mut self.self_attn.kv_cache
     }
+
+    fn mlp_after_attention(&self) -> Option<&FlashMlp> {
+        None
+    }
 }
 
 fn norm(cfg: &PhiConfig, vb: FlashVarBuilder) -> Result<LayerNorm> {

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod activation;
+mod ahead;
 mod alibi;
 mod budget;
 mod embedding;

@@ -16,12 +16,13 @@
 //!
 //! Not here: the steps' work (`step`), choosing neurons (`selector`), the books of the slots (`neuron_cache`).
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use candle::{Module, Tensor};
 use wick_io::SlotBuffer;
 
 use crate::activation::Activation;
+use crate::ahead::Ahead;
 use crate::error::{Error, Result};
 use crate::neuron_cache::NeuronCache;
 use crate::neurons::{LayerNeurons, Rows};
@@ -51,6 +52,8 @@ pub(crate) struct Shared {
     pub(crate) neurons: LayerNeurons,
     pub(crate) selector: Selector,
     pub(crate) switches: Switches,
+    /// The layer to read ahead for.
+    pub(crate) next: OnceLock<Arc<Shared>>,
     workspace: Arc<Mutex<Workspace>>,
     state: Mutex<State>,
 }
@@ -59,6 +62,8 @@ pub(crate) struct State {
     pub(crate) cache: NeuronCache,
     /// Away while a step is on its way.
     pub(crate) slots: Option<SlotBuffer>,
+    /// What was guessed for the next step.
+    pub(crate) ahead: Option<Ahead>,
 }
 
 impl State {
@@ -114,6 +119,7 @@ impl FlashMlp {
         let mut state = State {
             cache,
             slots: Some(neurons.new_slots(slot_count)?),
+            ahead: None,
         };
         if slot_count == intermediate_size && placement.window_tokens.is_none() {
             state.fill(&neurons)?;
@@ -125,6 +131,7 @@ impl FlashMlp {
                 selector: Selector::load(&vb, index, &neurons)?,
                 neurons,
                 switches,
+                next: OnceLock::new(),
                 workspace: vb.workspace().clone(),
                 state: Mutex::new(state),
             }),
@@ -192,6 +199,15 @@ impl FlashMlp {
             self.finish_rows(x, &mut y, begun)?;
             Ok(y)
         })
+    }
+
+    /// Lets this layer guess, from its own input, what `next` will want, and start to read it: for models whose FFNs
+    /// come after attention. Only the first call counts.
+    pub fn look_ahead_to(&self, next: &Self) {
+        let hidden = |mlp: &Self| mlp.shared.neurons.layer.hidden_size;
+        if hidden(self) == hidden(next) {
+            let _is_first = self.shared.next.set(next.shared.clone());
+        }
     }
 
     /// Forgets which neurons are in DRAM, as at the start.

@@ -211,6 +211,30 @@ impl Selector {
     }
 }
 
+impl Selector {
+    /// Puts the neurons that the layer will probably want into `selection`, from one token's input of the layer before;
+    /// `false` where there is no telling.
+    pub(crate) fn guess(
+        &self,
+        x: Rows<'_>,
+        scores: &mut Scores,
+        selection: &mut Selection,
+    ) -> bool {
+        selection.clear();
+        match self {
+            Self::Dense | Self::Oracle => false,
+            Self::LowRank(predictor) => predictor.select(x, scores, selection).is_ok(),
+            Self::Replay(predictor, replay) => {
+                let selected = predictor.select(x, scores, selection);
+                selection.clear();
+                let replay = replay.lock().unwrap_or_else(PoisonError::into_inner);
+                let guessed = replay.guess(|neuron| selection.push(neuron, 1));
+                selected.is_ok() && guessed
+            }
+        }
+    }
+}
+
 /// Reads the whole layer and selects what is active: the same dot products as the layer itself computes.
 fn truly_active(
     neurons: &LayerNeurons,

@@ -19,6 +19,10 @@ pub struct FfnStats {
     pub hits: u64,
     /// Selected neurons that had to be read, summed over steps.
     pub misses: u64,
+    /// Neurons read ahead of their step.
+    pub ahead_read: u64,
+    /// Of them, those that the step then selected.
+    pub ahead_used: u64,
     /// Bytes of the records read for misses.
     pub bytes_read: u64,
     /// From handing reads out until they were waited for: the time that the device had for `bytes_read`.
@@ -80,6 +84,8 @@ impl AddAssign for FfnStats {
         self.active += other.active;
         self.hits += other.hits;
         self.misses += other.misses;
+        self.ahead_read += other.ahead_read;
+        self.ahead_used += other.ahead_used;
         self.bytes_read += other.bytes_read;
         self.in_flight += other.in_flight;
         self.io += other.io;

@@ -15,6 +15,7 @@ use std::time::Instant;
 
 use wick_io::{SlotBuffer, Ticket};
 
+use crate::ahead::Ahead;
 use crate::error::Result;
 use crate::mlp::Shared;
 use crate::neuron_cache::StepPlan;
@@ -65,6 +66,8 @@ impl Step {
             .select(&shared.neurons, x, &mut work.scores, &mut selection)?;
         clock.select();
         let mut state = shared.state();
+        work.settled(shared.index, state.settle(&selection));
+        clock.io();
         let slots = state.slots.take().ok_or_else(|| shared.busy())?;
         let plan = state.cache.plan(&selection.neurons, pass_neurons(x.tokens));
         drop(state);
@@ -113,6 +116,9 @@ impl Step {
             if overlap {
                 self.coefficients(&pass, Part::Hits, work);
             }
+            if next.is_none() {
+                self.look_ahead(x, work);
+            }
             let slots = self.wait()?;
             self.submit(slots, plan, next.filter(|_| overlap), work);
             self.clock.io();
@@ -128,6 +134,17 @@ impl Step {
             }
         }
         Ok(())
+    }
+
+    /// Has the next layer's neurons read behind the last ones of this layer, in decoding.
+    fn look_ahead(&mut self, x: Rows<'_>, work: &mut Workspace) {
+        let next = self.shared.next.get().filter(|_| x.tokens == 1);
+        if let Some(next) = next.filter(|_| self.shared.switches.lookahead) {
+            if work.lookahead.is_worth_it() {
+                Ahead::begin(next, x, work);
+                self.clock.select();
+            }
+        }
     }
 
     /// Starts to read the misses of a pass; no pass, no reads.

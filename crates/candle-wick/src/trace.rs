@@ -39,6 +39,7 @@ const EXPONENT_STEP: f64 = 0.025;
 pub struct ActivityTrace {
     chains: Arc<[Chain]>,
     seed: u64,
+    guessed: f64,
 }
 
 /// Probabilities in units of 2^-16.
@@ -71,7 +72,16 @@ impl ActivityTrace {
                 turn_off: units((1.0 - share) * (1.0 - law.persistence)),
             })
             .collect();
-        Self { chains, seed }
+        Self {
+            chains,
+            seed,
+            guessed: 0.0,
+        }
+    }
+
+    /// With guesses, ahead of a token, that name this share of its neurons, and as many that it has not.
+    pub fn with_guesses(self, guessed: f64) -> Self {
+        Self { guessed, ..self }
     }
 
     /// The history of layer `index`.
@@ -92,6 +102,7 @@ impl ActivityTrace {
             seed: hash(self.seed ^ 0x5bd1, index as u64),
             is_on: vec![false; neuron_count],
             token: 0,
+            guessed: self.guessed,
         })
     }
 }
@@ -105,6 +116,7 @@ pub(crate) struct Replay {
     seed: u64,
     is_on: Vec<bool>,
     token: u64,
+    guessed: f64,
 }
 
 impl Replay {
@@ -122,12 +134,7 @@ impl Replay {
                 if tokens > 1 || neuron % 4 == 0 {
                     draws = hash(self.seed ^ (place << 24), (neuron / 4) as u64);
                 }
-                let draw = (draws >> (16 * (neuron % 4)) & 0xffff) as u32;
-                is_on = match (place, is_on) {
-                    (0, _) => draw < chain.on,
-                    (_, true) => draw >= chain.turn_off,
-                    (_, false) => draw < chain.turn_on,
-                };
+                is_on = chain.next(place, is_on, draw(draws, neuron));
                 wanted_by |= u128::from(is_on) << token;
             }
             self.is_on[neuron] = is_on;
@@ -139,6 +146,53 @@ impl Replay {
         }
         self.token += tokens as u64;
     }
+}
+
+impl Replay {
+    /// Hands out a guess of the next token's neurons, ascending; `false` where there are no guesses.
+    pub(crate) fn guess(&self, mut hand_out: impl FnMut(u32)) -> bool {
+        if self.guessed == 0.0 {
+            return false;
+        }
+        let on_count = self.is_on.iter().filter(|is_on| **is_on).count();
+        let wrong = (1.0 - self.guessed) * on_count as f64 / (self.is_on.len() - on_count) as f64;
+        let (right, wrong) = (units(self.guessed), units(wrong));
+        let (mut rank, mut draws, mut doubts) = (0, 0, 0);
+        for neuron in 0..self.is_on.len() {
+            if neuron % 4 == 0 {
+                let quarter = (neuron / 4) as u64;
+                draws = hash(self.seed ^ (self.token << 24), quarter);
+                doubts = hash(self.seed ^ (self.token << 24) ^ 0x6e55, quarter);
+            }
+            let chain = self.chains[rank];
+            let will_be_on = chain.next(self.token, self.is_on[neuron], draw(draws, neuron));
+            let named = if will_be_on { right } else { wrong };
+            if draw(doubts, neuron) < named {
+                hand_out(neuron as u32);
+            }
+            rank += self.stride;
+            if rank >= self.chains.len() {
+                rank -= self.chains.len();
+            }
+        }
+        true
+    }
+}
+
+impl Chain {
+    /// Whether a neuron is on at `place`, given that it was (or not) at the place before.
+    fn next(self, place: u64, was_on: bool, draw: u32) -> bool {
+        match (place, was_on) {
+            (0, _) => draw < self.on,
+            (_, true) => draw >= self.turn_off,
+            (_, false) => draw < self.turn_on,
+        }
+    }
+}
+
+/// The 16 bits for `neuron` of a hash that four neighbours share.
+fn draw(draws: u64, neuron: usize) -> u32 {
+    (draws >> (16 * (neuron % 4)) & 0xffff) as u32
 }
 
 impl Law {
@@ -296,6 +350,24 @@ mod tests {
         let one_by_one = tokens(&mut replay(), 40, 1);
         assert_eq!(one_by_one, tokens(&mut replay(), 40, 16));
         assert!(one_by_one.iter().all(|set| set.is_sorted()));
+    }
+
+    #[test]
+    fn guesses_name_their_share_and_as_many_wrong_ones() {
+        let trace = ActivityTrace::new(NEURONS, &OPT, 7).with_guesses(0.8);
+        let mut replay = trace.replay(3, NEURONS).unwrap();
+        tokens(&mut replay, 10, 1);
+        let mut guess = Vec::new();
+        assert!(replay.guess(|neuron| guess.push(neuron)));
+        let truth = tokens(&mut replay, 1, 1).remove(0);
+        let right = guess
+            .iter()
+            .filter(|id| truth.binary_search(id).is_ok())
+            .count();
+        let share = |count: usize| count as f64 / truth.len() as f64;
+        assert!((share(right) - 0.8).abs() < 0.04, "{}", share(right));
+        assert!((share(guess.len() - right) - 0.2).abs() < 0.04);
+        assert!(!self::replay().guess(|_| {}));
     }
 
     #[test]

@@ -38,21 +38,25 @@ pub struct Placement {
     pub trace: Option<ActivityTrace>,
 }
 
-/// Parts of the method that can be switched off, to see what each brings. They change times, never results.
+/// Parts of the method that can be switched off and on, to see what each brings. They change times, never results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switches {
     /// Compute while reads are in flight.
     pub overlap: bool,
     /// Read a neuron's rows and column together.
     pub bundling: bool,
+    /// Read what the next layer will probably want. Off by default: reading takes processor time that small machines
+    /// miss elsewhere, and a part of it is in vain (docs/bench/decode.md).
+    pub lookahead: bool,
 }
 
 impl Default for Switches {
-    /// Everything on.
+    /// Everything on but `lookahead`.
     fn default() -> Self {
         Self {
             overlap: true,
             bundling: true,
+            lookahead: false,
         }
     }
 }

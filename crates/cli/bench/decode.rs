@@ -11,6 +11,7 @@
 //! | +window | keeps what the last tokens used |
 //! | +bundling | reads a neuron as one record |
 //! | all | computes while reads are in flight |
+//! | +lookahead | and reads what the next layer will probably want |
 //! | dense in DRAM | every weight in memory, candle's own matmul, products only |
 //!
 //! A floor is the longer of two times: the bytes that this row's selection has to read at the rate of reads of one
@@ -34,7 +35,7 @@ use super::machine::Machine;
 use super::probe::{Rates, Records};
 use super::row::{RowFigures, RowSpec};
 use super::table::{DecodeBench, Measured, Row};
-use crate::args::{positive, FolderArgs};
+use crate::args::{positive, share, FolderArgs};
 use crate::output;
 
 /// Neurons that stream through each layer of the naive row: two passes' worth.
@@ -62,6 +63,10 @@ pub(crate) struct DecodeArgs {
     /// Tokens measured in each row (in naive and hybrid at most 5), after half as many to warm up
     #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = positive)]
     tokens: usize,
+
+    /// For random weights: share of a token's neurons that a guess ahead names, and as many wrong ones
+    #[arg(long, value_name = "SHARE", default_value_t = 0.8, value_parser = share)]
+    guessed: f64,
 
     /// Rows to measure [default: all that the model has]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
@@ -95,6 +100,7 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<ExitCode> {
         model: bench.folder.path().display().to_string(),
         synthetic,
         activity: bench.activity.map(|activity| activity.source),
+        guessed: args.guessed,
         memory: describe(args.memory),
         ctx: args.ctx,
         machine: Machine::this(),
@@ -124,13 +130,14 @@ fn describe(memory: Memory) -> String {
 }
 
 const DENSE_ROW: &str = "dense in DRAM";
-const ROWS: [&str; 7] = [
+const ROWS: [&str; 8] = [
     "naive",
     "hybrid",
     "+selector",
     "+window",
     "+bundling",
     "all",
+    "+lookahead",
     DENSE_ROW,
 ];
 
@@ -245,8 +252,9 @@ impl Bench<'_> {
             selector: selector.name().to_owned(),
             window_tokens: keeps_nothing.then_some(0),
             slots_per_layer: options.slots_per_layer,
-            overlap: !has_selector || name == "all",
-            bundling: !has_selector || name == "+bundling" || name == "all",
+            overlap: !has_selector || ["all", "+lookahead"].contains(&name),
+            bundling: !["+selector", "+window"].contains(&name),
+            lookahead: name == "+lookahead",
             ctx: self.args.ctx,
             in_flight: io.threads,
             engine: io.engine.to_string(),
@@ -254,6 +262,7 @@ impl Bench<'_> {
                 .activity
                 .filter(|_| has_selector)
                 .map(|activity| activity.figures),
+            guessed: self.args.guessed,
             warmup_tokens: if has_selector { tokens.div_ceil(2) } else { 1 },
             tokens,
         })

@@ -41,11 +41,14 @@ pub(crate) struct RowSpec {
     pub(crate) slots_per_layer: Option<usize>,
     pub(crate) overlap: bool,
     pub(crate) bundling: bool,
+    pub(crate) lookahead: bool,
     pub(crate) ctx: usize,
     pub(crate) in_flight: usize,
     pub(crate) engine: String,
     /// Replay a trace in place of what the predictors choose.
     pub(crate) activity: Option<TraceFigures>,
+    /// Share of a token's neurons that guesses name, where a trace is replayed.
+    pub(crate) guessed: f64,
     pub(crate) warmup_tokens: usize,
     pub(crate) tokens: usize,
 }
@@ -83,6 +86,9 @@ pub(crate) struct TokenFigures {
     pub(crate) touched_bytes: f64,
     /// Share of the FFN's neurons selected.
     pub(crate) selected: f64,
+    /// Neurons read ahead, and those of them that were then selected.
+    pub(crate) ahead_read: f64,
+    pub(crate) ahead_used: f64,
     /// Share of the FFN's neurons that had to be read.
     pub(crate) missed: f64,
 }
@@ -120,7 +126,9 @@ impl RowSpec {
             .iter()
             .map(|layer| layer.intermediate_size);
         let neurons = widest.max().context("a model without layers")?;
-        let trace = |figures: &TraceFigures| ActivityTrace::new(neurons, figures, SEED);
+        let trace = |figures: &TraceFigures| {
+            ActivityTrace::new(neurons, figures, SEED).with_guesses(self.guessed)
+        };
         Ok(LoadOptions {
             memory: Some(Memory::Bytes(self.memory_bytes)),
             ctx: Some(self.ctx),
@@ -130,6 +138,7 @@ impl RowSpec {
             switches: Switches {
                 overlap: self.overlap,
                 bundling: self.bundling,
+                lookahead: self.lookahead,
             },
             trace: self.activity.as_ref().map(trace),
             io: self.io_options()?,
@@ -183,6 +192,8 @@ fn token(model: &mut LoadedModel, id: u32) -> Result<TokenFigures> {
     let bytes_read = folder.io_counters().bytes - counters.bytes;
     let (ffn, matrices) = (model.stats(), folder.matrix_stats());
     let streamed = |of: fn(&MatrixStats) -> Duration| of(&matrices) - of(&before);
+    // Read at the right moment or ahead of it: both had to be.
+    let missed = ffn.misses + ffn.ahead_used;
     let matrix_bytes = matrices.bytes_multiplied - before.bytes_multiplied;
     Ok(TokenFigures {
         total_ms: ms(total),
@@ -192,11 +203,18 @@ fn token(model: &mut LoadedModel, id: u32) -> Result<TokenFigures> {
         select_ms: ms(ffn.select),
         ffn_ms: ms(ffn.compute),
         bytes_read: bytes_read as f64,
-        record_bytes: ffn.bytes_read as f64,
+        record_bytes: (missed * stride_bytes(folder)) as f64,
         touched_bytes: matrix_bytes as f64 + ffn_bytes(folder, &ffn) + kv_bytes(model),
+        ahead_read: ffn.ahead_read as f64,
+        ahead_used: ffn.ahead_used as f64,
         selected: ffn.selected_fraction(),
-        missed: ffn.misses as f64 / ffn.neurons.max(1) as f64,
+        missed: missed as f64 / ffn.neurons.max(1) as f64,
     })
+}
+
+fn stride_bytes(folder: &FlashFolder) -> u64 {
+    let layer = folder.manifest().layers.first();
+    layer.map_or(0, |layer| layer.stride_bytes as u64)
 }
 
 /// Rows of the selected neurons, and down columns of the active ones.

@@ -17,6 +17,8 @@ pub(crate) struct DecodeBench {
     pub(crate) synthetic: Option<String>,
     /// Where the figures of the replayed trace are from.
     pub(crate) activity: Option<&'static str>,
+    /// Share of a token's neurons that guesses name in the replayed trace.
+    pub(crate) guessed: f64,
     pub(crate) memory: String,
     pub(crate) ctx: usize,
     pub(crate) machine: Machine,
@@ -56,6 +58,9 @@ pub(crate) struct Row {
     select_ms: f64,
     /// Products of the FFNs: part of compute.
     ffn_ms: f64,
+    /// Neurons read ahead, and those of them that were then selected.
+    ahead_read: f64,
+    ahead_used: f64,
     total_ms: f64,
     total_ms_min: f64,
     total_ms_max: f64,
@@ -123,6 +128,8 @@ impl Row {
             compute_ms: median(TokenFigures::compute_ms),
             select_ms: median(|token| token.select_ms),
             ffn_ms: median(|token| token.ffn_ms),
+            ahead_read: median(|token| token.ahead_read),
+            ahead_used: median(|token| token.ahead_used),
             total_ms: total.median,
             total_ms_min: total.min,
             total_ms_max: total.max,
@@ -201,6 +208,14 @@ impl DecodeBench {
             100.0 * all.selected,
             100.0 * all.missed,
         ));
+        if let Some(ahead) = row("+lookahead").filter(|row| row.ahead_read > 0.0) {
+            lines.push(format!(
+                "+lookahead against all: {:.2}x faster; {:.0} neurons read ahead a token, {:.1} % of them used",
+                all.total_ms / ahead.total_ms,
+                ahead.ahead_read,
+                100.0 * ahead.ahead_used / ahead.ahead_read,
+            ));
+        }
         for row in &self.rows {
             if let (Some(peak), Some(budget)) = (row.peak_bytes, row.budget_bytes) {
                 let judge = if row.in_cgroup {

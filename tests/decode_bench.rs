@@ -1,0 +1,140 @@
+//! `wick bench decode` as it is called: what its rows read and keep, and what it refuses.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::demo::demo;
+use crate::support::{converted, fixture};
+
+fn wick(words: &[&str], path: &Path, flags: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wick"));
+    command.args(words).arg(path).args(flags).output().unwrap()
+}
+
+fn decode(path: &Path, flags: &[&str]) -> Value {
+    let output = wick(&["bench", "decode"], path, &[flags, &["--json"]].concat());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn number(row: &Value, name: &str) -> f64 {
+    row[name]
+        .as_f64()
+        .unwrap_or_else(|| panic!("{name} of {row}"))
+}
+
+fn names(bench: &Value) -> Vec<&str> {
+    let rows = bench["rows"].as_array().unwrap();
+    rows.iter()
+        .map(|row| row["name"].as_str().unwrap())
+        .collect()
+}
+
+#[test]
+fn each_row_reads_and_keeps_what_its_name_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("synthetic");
+    let output = wick(
+        &["synth"],
+        &out,
+        &["--like", "opt-125m", "--layers", "2", "-q"],
+    );
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let flags = ["--memory", "80%", "--ctx", "64", "--tokens", "5"];
+    let bench = decode(&out, &flags);
+    assert_eq!(bench["synthetic"], "opt-125m");
+    let expected = [
+        "naive",
+        "hybrid",
+        "+selector",
+        "+window",
+        "+bundling",
+        "all",
+        "+lookahead",
+        "dense in DRAM",
+    ];
+    assert_eq!(names(&bench), expected);
+    let rows = bench["rows"].as_array().unwrap();
+    for row in rows {
+        let (total, floor) = (number(row, "total_ms"), number(row, "floor_ms"));
+        assert!(total > 0.0 && floor > 0.0, "{row}");
+        let parts = ["io_ms", "memory_ms", "compute_ms"].map(|name| number(row, name));
+        assert!(parts.iter().all(|part| *part >= 0.0), "{row}");
+        if let (Some(peak), true) = (row["peak_bytes"].as_u64(), row["in_cgroup"] == true) {
+            assert!(peak <= row["budget_bytes"].as_u64().unwrap(), "{row}");
+        }
+    }
+    let [naive, hybrid, selector, window, bundling, all, ahead, dense] = &rows[..] else {
+        panic!("{rows:?}");
+    };
+    let read = |row| number(row, "bytes_per_token");
+    let whole = number(dense, "dram_bytes");
+    // Positions and norms are looked up or stay; record padding comes on top.
+    assert!(
+        read(naive) > 0.95 * whole && read(naive) < 1.1 * whole,
+        "{naive}"
+    );
+    assert!(
+        read(hybrid) > 0.1 * whole && read(hybrid) < 0.5 * read(naive),
+        "{hybrid}"
+    );
+    assert!(
+        read(selector) < 0.5 * read(hybrid) && read(selector) > 0.0,
+        "{selector}"
+    );
+    assert!(read(window) < 0.8 * read(selector), "{window}");
+    // The same selections: parts of the method change times only, and guesses read more.
+    assert_eq!(number(window, "missed"), number(bundling, "missed"));
+    assert_eq!(number(bundling, "missed"), number(all, "missed"));
+    assert_eq!(number(all, "ahead_read"), 0.0);
+    assert!(read(ahead) > 0.0);
+    for row in [selector, window, bundling, all] {
+        let selected = number(row, "selected");
+        assert!((0.08..0.12).contains(&selected), "{row}");
+    }
+}
+
+#[test]
+fn a_real_model_uses_its_own_selector_and_reads_nothing_when_it_fits() {
+    let out = demo();
+    let flags = [
+        "--memory", "100%", "--rows", "all", "--ctx", "64", "--tokens", "10",
+    ];
+    let bench = decode(out.path(), &flags);
+    assert_eq!(
+        (&bench["synthetic"], names(&bench)),
+        (&Value::Null, vec!["all"])
+    );
+    let row = &bench["rows"][0];
+    assert_eq!(number(row, "bytes_per_token"), 0.0);
+    assert!(number(row, "selected") < 0.5, "{row}");
+}
+
+#[test]
+fn rows_that_cannot_be_are_left_out_or_refused() {
+    let out = converted(&fixture("llama-2-silu"));
+    let refused = |path: &Path, flags: &[&str], part: &str| {
+        let output = wick(&["bench", "decode"], path, flags);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{stderr}");
+        assert!(
+            stderr.contains(part) && !stderr.contains("panicked"),
+            "{stderr}"
+        );
+    };
+    refused(
+        out.path(),
+        &["--rows", "fastest"],
+        "no row is called \"fastest\"",
+    );
+    refused(out.path(), &["--rows", "all"], "no row is left to measure");
+    refused(out.path(), &["--memory", "0%"], "amount of memory");
+    refused(&out.path().join("nowhere"), &[], "no such folder");
+}
