@@ -46,7 +46,7 @@ enum Command {
     Predictor(predictor::PredictorArgs),
     /// Write a folder with random weights in a model's shapes, for measuring
     Synth(synth::SynthArgs),
-    /// Measure how fast this machine reads
+    /// Measure this machine's reads, or what a model's tokens take on it
     Bench(bench::BenchArgs),
     /// Write the embedded model into a folder; `run demo` starts this by itself
     #[command(hide = true)]

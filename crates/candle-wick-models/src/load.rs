@@ -108,7 +108,7 @@ fn plan_budget(
     config: &dyn ModelConfig,
     options: &LoadOptions,
 ) -> Result<BudgetPlan> {
-    // The pool's threads belong to what the process holds already.
+    // Threads of the current pool belong to what the process holds already, beside the model's own.
     rayon::broadcast(|_| ());
     // What loading a tokenizer left free would be counted here and used again below.
     release_free_heap();

@@ -1,11 +1,12 @@
 //! The budget: what is kept in DRAM, decided before anything is loaded.
 //!
-//! `Memory::Bytes` bounds the peak resident set of the whole process; `Memory::Percent` bounds the weights in
+//! `Memory::Bytes` bounds the peak of the whole process, page tables included; `Memory::Percent` bounds the weights in
 //! DRAM (resident tensors, predictors, neuron slots), and the sum with everything else is the contract then.
 //!
-//! What a process has already (code, tokenizer, threads), vectors, predictors, KV, scratch and the stream ring
-//! come first; then one pass of slots for each layer. The head, then attention matrices, stay on flash when
-//! they do not fit beside that. What is left over becomes neuron slots, shared out by the layers' need.
+//! What a process has already (code, tokenizer, threads), vectors, predictors, KV, scratch, the stream ring and the
+//! page tables of all that come first; then one pass of slots for each layer. The head, then attention matrices,
+//! stay on flash when they do not fit beside that. What is left over becomes neuron slots, shared out by the layers'
+//! need.
 //!
 //! Invariants:
 //! - `total_bytes <= budget`, and every later allocation of a model's size is one of `lines`;
@@ -35,13 +36,18 @@ const SLOTS_LABEL: &str = "neuron slots";
 const PAGE_TABLES_LABEL: &str = "page tables";
 /// Prompt tokens computed together: the first that fits.
 const CHUNK_TOKENS: [usize; 3] = [CHUNK_TOKENS_MAX, 32, 8];
+/// Copies of the logits while they are computed, a position each: by row, by token, as handed out.
+const LOGITS_COPIES: usize = 3;
+/// Copies of one position's logits while a token is sampled from them: scaled, weighted, sorted.
+const SAMPLING_COPIES: usize = 6;
 
-/// The kernel's page tables: 8 bytes for each page of 4 KiB, large pages included, for which it keeps them in reserve.
+/// The kernel's page tables, which a cgroup counts: 8 bytes for each page of 4 KiB, large pages included, for which it
+/// keeps them in reserve.
 fn page_table_bytes(resident_bytes: u64) -> u64 {
     resident_bytes / 512
 }
 
-/// What `resident_bytes` take with their page tables.
+/// What `resident_bytes` take with their page tables: the least sum whose [`page_table_bytes`] leave room for them.
 fn with_page_tables(resident_bytes: u64) -> u64 {
     resident_bytes.saturating_add(resident_bytes / 511 + 1)
 }
@@ -57,11 +63,6 @@ fn with_page_tables_line(lines: &mut Vec<PlanLine>) -> u64 {
     });
     total_bytes
 }
-
-/// Copies of the logits while they are computed, a position each: by row, by token, as handed out.
-const LOGITS_COPIES: usize = 3;
-/// Copies of one position's logits while a token is sampled from them: scaled, weighted, sorted.
-const SAMPLING_COPIES: usize = 6;
 
 /// Positions whose logits are computed together, in prompts of `chunk_tokens`.
 fn logits_tokens(chunk_tokens: usize) -> usize {

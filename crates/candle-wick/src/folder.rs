@@ -323,7 +323,7 @@ impl FlashFolder {
         self.0.ring_bytes
     }
 
-    /// Name, extent of every model tensor outside the record files.
+    /// Name and extent of every model tensor outside the record files.
     pub fn resident_tensors(&self) -> impl Iterator<Item = (&String, &TensorExtent)> {
         self.0
             .resident

@@ -32,13 +32,14 @@ use crate::step::Step;
 use crate::var_builder::{lock, FlashVarBuilder, Switches};
 use crate::workspace::{Workspace, CHUNK_TOKENS_MAX};
 
-/// Neurons read at once when all are.
+/// Neurons of one read when a whole layer is filled.
 const FILL_NEURONS: usize = 1024;
 
 /// The FFN of one layer: `x (.., hidden_size) -> (.., hidden_size)`.
 ///
-/// Layers of one `FlashVarBuilder` take turns behind a lock, and compute on the rayon pool meanwhile: call `forward`
-/// from a plain thread, not from inside a rayon task, which could be made to wait for itself.
+/// Layers of one `FlashVarBuilder` take turns behind a lock, and compute on the current rayon pool meanwhile. Call
+/// `forward` from a plain thread, or inside a pool that works for this model alone: a thread that waits for its products
+/// picks up other tasks of its pool, and one that wants the same lock would make it wait for itself.
 #[derive(Clone)]
 pub struct FlashMlp {
     shared: Arc<Shared>,
@@ -67,8 +68,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Reads every neuron, in file order: with a slot for each, one by one as they are wanted would take longer, and
-    /// nothing is read again afterwards.
+    /// Reads every neuron, in file order. With a slot for each nothing is read again afterwards, and reading them as
+    /// they are wanted would take longer.
     fn fill(&mut self, neurons: &LayerNeurons) -> Result<()> {
         let all: Vec<u32> = (0..neurons.layer.intermediate_size as u32).collect();
         let plan = self.cache.plan(&all, FILL_NEURONS);
@@ -89,8 +90,8 @@ impl State {
 }
 
 impl FlashMlp {
-    /// The FFN whose records lie at `vb`, for instance `model.layers.0.mlp`; its slots are allocated here, and filled when there
-    /// is one for each neuron.
+    /// The FFN whose records lie at `vb`, for instance `model.layers.0.mlp`. Its slots are allocated here, and filled
+    /// when there is one for each neuron and no window drops any.
     pub fn load(
         hidden_size: usize,
         intermediate_size: usize,
@@ -210,7 +211,7 @@ impl FlashMlp {
         }
     }
 
-    /// Forgets which neurons are in DRAM, as at the start.
+    /// Forgets which neurons are in DRAM: each is read again when it is wanted.
     pub fn clear_neuron_cache(&self) {
         self.shared.state().cache.clear();
     }

@@ -57,7 +57,7 @@ impl LayerNeurons {
         })
     }
 
-    /// Empty slots, each for one neuron.
+    /// Empty slots for so many neurons: one each, or one for the rows and one for the column.
     pub(crate) fn new_slots(&self, slot_count: usize) -> Result<SlotBuffer> {
         let slots = match self.bundled {
             true => SlotBuffer::new(slot_count, self.layer.stride_bytes),

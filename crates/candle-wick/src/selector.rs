@@ -209,9 +209,7 @@ impl Selector {
             }
         }
     }
-}
 
-impl Selector {
     /// Puts the neurons that the layer will probably want into `selection`, from one token's input of the layer before;
     /// `false` where there is no telling.
     pub(crate) fn guess(

@@ -21,9 +21,9 @@ pub struct FfnStats {
     pub misses: u64,
     /// Neurons read ahead of their step.
     pub ahead_read: u64,
-    /// Of them, those that the step then selected.
+    /// Of them, those that the step then selected: they are among its hits.
     pub ahead_used: u64,
-    /// Bytes of the records read for misses.
+    /// Bytes of the records read for misses, without what was read ahead.
     pub bytes_read: u64,
     /// From handing reads out until they were waited for: the time that the device had for `bytes_read`.
     pub in_flight: Duration,
@@ -62,7 +62,7 @@ impl FfnStats {
 pub struct MatrixStats {
     /// Bytes of weights that products went through, from DRAM or flash.
     pub bytes_multiplied: u64,
-    /// How long streamed matrices were being read.
+    /// From the first read of a streamed matrix to the last, with what was multiplied meanwhile.
     pub in_flight: Duration,
     /// Waiting for their reads.
     pub io: Duration,

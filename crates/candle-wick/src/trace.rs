@@ -79,7 +79,7 @@ impl ActivityTrace {
         }
     }
 
-    /// With guesses, ahead of a token, that name this share of its neurons, and as many that it has not.
+    /// With guesses, ahead of a token, that name this share of its neurons, and another neuron for each that they miss.
     pub fn with_guesses(self, guessed: f64) -> Self {
         Self { guessed, ..self }
     }
@@ -146,9 +146,7 @@ impl Replay {
         }
         self.token += tokens as u64;
     }
-}
 
-impl Replay {
     /// Hands out a guess of the next token's neurons, ascending; `false` where there are no guesses.
     pub(crate) fn guess(&self, mut hand_out: impl FnMut(u32)) -> bool {
         if self.guessed == 0.0 {
@@ -353,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn guesses_name_their_share_and_as_many_wrong_ones() {
+    fn guesses_name_their_share_and_a_wrong_one_for_each_they_miss() {
         let trace = ActivityTrace::new(NEURONS, &OPT, 7).with_guesses(0.8);
         let mut replay = trace.replay(3, NEURONS).unwrap();
         tokens(&mut replay, 10, 1);

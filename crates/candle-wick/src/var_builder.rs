@@ -32,7 +32,7 @@ pub struct Placement {
     pub window_tokens: Option<usize>,
     /// Matrices that are read from flash whenever they are used, by full name.
     pub streamed: BTreeSet<String>,
-    /// What is switched off.
+    /// What is switched off and on.
     pub switches: Switches,
     /// Neurons to use instead of those that predictors choose: for measuring with random weights.
     pub trace: Option<ActivityTrace>,
@@ -43,7 +43,8 @@ pub struct Placement {
 pub struct Switches {
     /// Compute while reads are in flight.
     pub overlap: bool,
-    /// Read a neuron's rows and column together.
+    /// Read a neuron's rows and column together. Where they are read apart nothing is checked: checksums are those of
+    /// whole records.
     pub bundling: bool,
     /// Read what the next layer will probably want. Off by default: reading takes processor time that small machines
     /// miss elsewhere, and a part of it is in vain (docs/bench/decode.md).
@@ -62,7 +63,7 @@ impl Default for Switches {
 }
 
 impl Placement {
-    /// Everything in DRAM, each neuron once it was read.
+    /// Everything in DRAM, neurons too: a layer with a slot for each is filled when it is loaded.
     pub fn resident(folder: &FlashFolder, selector: SelectorKind) -> Self {
         let slots = folder
             .manifest()

@@ -117,10 +117,12 @@ pub(crate) fn score_neurons(tokens: usize) -> usize {
 pub(crate) fn workspace_bytes(tokens: usize, hidden_size: usize, intermediate_size: usize) -> u64 {
     let pass = pass_neurons(tokens).min(intermediate_size);
     let scores = score_neurons(tokens).min(intermediate_size);
-    let activations = 4 * tokens * (3 * pass + scores); // gate, up, coefficients; scores
-                                                        // One in use, one of a guess.
-    let selection = 2 * intermediate_size * (4 + 16) + pass * (4 + size_of::<SlotRead>());
-    (activations + selection + 4 * tokens * hidden_size) as u64
+    // Gate, up and coefficients of a pass; scores.
+    let activations = 4 * tokens * (3 * pass + scores);
+    // One in use, one of a guess.
+    let selections = 2 * intermediate_size * (4 + 16);
+    let lists = pass * (4 + size_of::<SlotRead>());
+    (activations + selections + lists + 4 * tokens * hidden_size) as u64
 }
 
 /// Makes `buffer` hold `len` values without growing it beyond that.

@@ -1,7 +1,7 @@
 //! `wick bench decode`: what a token takes at one budget, from reading everything to all that this program does.
 //!
 //! Each row is a process of its own ([`row`](super::row)), inside a memory cgroup of exactly the budget where one can
-//! be made. The rates that a token cannot beat are probed in the same run. Rows:
+//! be made. The rates that a token cannot beat are probed in the same run, repeatedly, and kept at their best. Rows:
 //!
 //! | row | what it does |
 //! |---|---|
@@ -13,6 +13,9 @@
 //! | all | computes while reads are in flight |
 //! | +lookahead | and reads what the next layer will probably want |
 //! | dense in DRAM | every weight in memory, candle's own matmul, products only |
+//!
+//! The baselines `naive` and `hybrid` compute while they read, too, with the kernels of the others. Parts that are read
+//! apart are not checked, which takes a little off `+selector` and `+window`.
 //!
 //! A floor is the longer of two times: the bytes that this row's selection has to read at the rate of reads of one
 //! record (in order for rows without a selector), and the bytes that products go through at the rate of memory.
@@ -44,7 +47,7 @@ const NAIVE_SLOTS: usize = 512;
 const PROCESS_SLACK_BYTES: u64 = 4 << 20;
 /// Rates are probed again after a row when this has passed.
 const PROBE_EVERY: Duration = Duration::from_secs(15);
-/// Rows that read most of the model get this many tokens at most.
+/// Rows that go through most of the model get this many tokens at most.
 const SLOW_TOKENS: usize = 5;
 
 #[derive(Args, Debug)]
@@ -60,11 +63,11 @@ pub(crate) struct DecodeArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 384)]
     ctx: usize,
 
-    /// Tokens measured in each row (in naive and hybrid at most 5), after half as many to warm up
+    /// Tokens measured in each row, after half as many to warm up; in naive and hybrid at most 5, after one
     #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = positive)]
     tokens: usize,
 
-    /// For random weights: share of a token's neurons that a guess ahead names, and as many wrong ones
+    /// For random weights: share of a token's neurons that a guess ahead names, with a wrong one for each it misses
     #[arg(long, value_name = "SHARE", default_value_t = 0.8, value_parser = share)]
     guessed: f64,
 
@@ -297,7 +300,7 @@ fn measure(spec: &RowSpec, cgroup: Option<&MemoryCgroup>) -> Result<RowFigures> 
         None => Command::new(&program),
     };
     command.args(["bench", "row", &serde_json::to_string(spec)?]);
-    let output = command.output().with_context(|| started(&program))?;
+    let output = command.output().with_context(|| starting(&program))?;
     if !output.status.success() {
         let kills = cgroup
             .and_then(|group| group.usage().oom_kills)
@@ -315,6 +318,6 @@ fn measure(spec: &RowSpec, cgroup: Option<&MemoryCgroup>) -> Result<RowFigures> 
     serde_json::from_slice(&output.stdout).context("the figures of a row")
 }
 
-fn started(program: &Path) -> String {
+fn starting(program: &Path) -> String {
     format!("starting {}", program.display())
 }

@@ -17,7 +17,7 @@ const OPT: Activity = Activity {
         union: 0.24,
         fresh: 0.024,
     },
-    source: "\"LLM in a flash\", section 3.1 and figure 4",
+    source: "OPT 6.7B in \"LLM in a flash\", section 3.1 and figure 4",
 };
 
 /// FATReLU keeps more; the paper's window is two tokens.
@@ -31,6 +31,7 @@ const LLAMA: Activity = Activity {
     source: "assumed",
 };
 
+/// For a Phi-2 with ReLU.
 const PHI: Activity = Activity {
     figures: TraceFigures {
         selected: 0.20,

@@ -1,7 +1,8 @@
 //! `wick bench`: how fast the parts are that running a model is made of.
 //!
-//! Figures are medians of at least [`spread::ROUNDS`] rounds with the least and the most, and what competes takes
-//! turns within a run: a machine that others use too disturbs all of it alike.
+//! Figures are medians with the least and the most. What can take turns does: a machine that others use too disturbs
+//! all of it alike. Those are the cells of a row in `io` and the settings of a probe, over [`spread::ROUNDS`] rounds.
+//! Rows of `decode` have a process each and follow each other, with probes between them.
 
 mod access;
 mod cgroup;

@@ -100,9 +100,7 @@ impl Rates {
             memory: memory(memory_bytes(), rayon::current_num_threads())?,
         })
     }
-}
 
-impl Rates {
     /// Takes over each rate of `other` that is higher.
     pub(crate) fn keep_best(&mut self, other: Self) {
         let is_higher = |other: &Spread, own: &Spread| other.median > own.median;

@@ -50,10 +50,12 @@ struct Sizes {
 /// Ranks of the predictors.
 #[derive(Debug, PartialEq, Eq)]
 struct Ranks {
-    most: usize,
-    few: usize,
-    /// The layers with the rank `few`.
-    few_layers: Range<usize>,
+    usual: usize,
+    /// Where more is needed.
+    /// Where more is needed.
+    raised: usize,
+    /// The layers with the rank `raised`.
+    raised_layers: Range<usize>,
     assumed: bool,
 }
 
@@ -69,18 +71,18 @@ const fn sizes(values: [usize; 5]) -> Sizes {
     }
 }
 
-/// `most` everywhere but in `few_layers`.
-const fn ranks(most: usize, few: usize, few_layers: Range<usize>) -> Ranks {
+/// `usual` everywhere but in `raised_layers`.
+const fn ranks(usual: usize, raised: usize, raised_layers: Range<usize>) -> Ranks {
     Ranks {
-        most,
-        few,
-        few_layers,
+        usual,
+        raised,
+        raised_layers,
         assumed: false,
     }
 }
 
-const fn assumed(most: usize, few: usize, few_layers: Range<usize>) -> Ranks {
-    let mut ranks = ranks(most, few, few_layers);
+const fn assumed(usual: usize, raised: usize, raised_layers: Range<usize>) -> Ranks {
+    let mut ranks = ranks(usual, raised, raised_layers);
     ranks.assumed = true;
     ranks
 }
@@ -136,10 +138,10 @@ impl Geometry {
 
     /// Rank of the predictor of layer `layer`; never above the hidden size.
     pub fn rank(&self, layer: usize) -> usize {
-        let rank = if self.ranks.few_layers.contains(&layer) {
-            self.ranks.few
+        let rank = if self.ranks.raised_layers.contains(&layer) {
+            self.ranks.raised
         } else {
-            self.ranks.most
+            self.ranks.usual
         };
         rank.min(self.sizes.hidden)
     }
