@@ -183,8 +183,8 @@ impl Bench<'_> {
         Rates::measure(file, &records)
     }
 
-    /// All rows, and the best rates that the machine showed before, between and after them: a floor that a moment's
-    /// disturbance lowered would flatter the rows.
+    /// All rows, and the best rates that the machine showed before, between and after them: a rate that a moment's
+    /// disturbance lowered would raise the floors, and flatter the rows.
     fn measure(&self, names: &[&'static str]) -> Result<(Rates, Vec<Measured>)> {
         let mut rates = self.rates()?;
         let mut probed = Instant::now();
