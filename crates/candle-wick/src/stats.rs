@@ -31,7 +31,7 @@ pub struct FfnStats {
     pub io: Duration,
     /// Keeping the cache's books.
     pub memory: Duration,
-    /// Choosing neurons.
+    /// Choosing neurons, and guessing those of the next layer.
     pub select: Duration,
     /// Multiplying.
     pub compute: Duration,

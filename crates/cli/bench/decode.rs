@@ -17,8 +17,9 @@
 //! The baselines `naive` and `hybrid` compute while they read, too, with the kernels of the others. Parts that are read
 //! apart are not checked, which takes a little off `+selector` and `+window`.
 //!
-//! A floor is the longer of two times: the bytes that this row's selection has to read at the rate of reads of one
-//! record (in order for rows without a selector), and the bytes that products go through at the rate of memory.
+//! A floor is the longer of two times: what this row reads (missing records at the rate of single ones, the rest, and
+//! everything in rows without a selector, at the rate in order), and the bytes that products go through at the rate of
+//! memory.
 //!
 //! Models with random weights replay a made-up trace, see [`figures`](super::figures); the output says so.
 
