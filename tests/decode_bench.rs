@@ -94,7 +94,10 @@ fn each_row_reads_and_keeps_what_its_name_says() {
     assert_eq!(number(window, "missed"), number(bundling, "missed"));
     assert_eq!(number(bundling, "missed"), number(all, "missed"));
     assert_eq!(number(all, "ahead_read"), 0.0);
-    assert!(read(ahead) > 0.0);
+    assert!(
+        number(ahead, "ahead_used") > 0.0 && read(ahead) > 0.0,
+        "{ahead}"
+    );
     for row in [selector, window, bundling, all] {
         let selected = number(row, "selected");
         assert!((0.08..0.12).contains(&selected), "{row}");

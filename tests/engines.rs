@@ -166,7 +166,7 @@ fn a_broken_disk_is_an_error_that_names_the_place_and_a_good_one_goes_on() {
     let mut nobody = options(SelectorKind::Dense, Engine::Pool, 4);
     nobody.io.threads = 0;
     let error = fingerprint(out.path(), &nobody).unwrap_err().to_string();
-    assert!(error.contains('0'), "{error}");
+    assert!(error.contains("1 to 1024 threads, got 0"), "{error}");
 }
 
 /// The FFNs of the demo model's first layers.

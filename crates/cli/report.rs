@@ -9,7 +9,9 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use candle_wick::{peak_rss_bytes, FfnStats, HumanBytes, IoMode, PredictorMetadata, SelectorKind};
+use candle_wick::{
+    peak_rss_bytes, Engine, FfnStats, HumanBytes, IoMode, PredictorMetadata, SelectorKind,
+};
 use candle_wick_models::{LoadedModel, Stop, TextGenerator};
 use serde::Serialize;
 
@@ -111,6 +113,9 @@ pub(crate) struct Report {
 /// What only the table says.
 struct TableOnly {
     io_mode: IoMode,
+    io_engine: Engine,
+    /// Neurons read ahead, and the share of them that was used.
+    ahead: (u64, f64),
     shape: String,
     weight_share: f64,
     streamed_count: usize,
@@ -159,6 +164,8 @@ impl Report {
             stop: outcome.stop,
             table: TableOnly {
                 io_mode: folder.io_mode(),
+                io_engine: folder.io_engine(),
+                ahead: (ffn.ahead_read, ffn.ahead_used_share()),
                 shape: shape(model),
                 weight_share: plan.weight_bytes as f64 / plan.dense_weight_bytes.max(1) as f64,
                 streamed_count: plan.streamed.len(),
@@ -197,6 +204,10 @@ impl Report {
             0 => String::new(),
             _ => format!(", {:.1} tokens/s", self.tokens_per_s),
         };
+        let ahead = match table.ahead {
+            (0, _) => String::new(),
+            (count, used) => format!(", {count} neurons ahead ({} used)", percent(used)),
+        };
         let parts = [self.io_ms, self.memory_ms, self.compute_ms, self.other_ms];
         let [io, memory, compute, other] = parts;
         vec![
@@ -216,10 +227,11 @@ impl Report {
             (
                 "reads",
                 format!(
-                    "{} per token, hit rate {}, {}",
+                    "{} per token, hit rate {}, {}, {}{ahead}",
                     HumanBytes(self.bytes_read_per_token as u64),
                     percent(self.hit_rate),
-                    table.io_mode
+                    table.io_mode,
+                    table.io_engine
                 ),
             ),
             (

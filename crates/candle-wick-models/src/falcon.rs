@@ -329,16 +329,14 @@ impl DecoderLayer {
 impl Layer for DecoderLayer {
     fn forward(&mut self, x: &Tensor, position: usize) -> Result<Tensor> {
         let normed = self.attention_norm.forward(x)?;
-        if let MlpInput::AfterAttention(norm) = &self.mlp_input {
-            let sum = (x + self.self_attention.forward(&normed, position)?)?;
-            let y = self.mlp.forward(&norm.forward(&sum)?)?;
-            return sum + y;
-        }
-        // The FFN's input is known: its neurons are read during attention.
+        // Where the FFN's input is known, its neurons are read during attention.
         let begun = match &self.mlp_input {
             MlpInput::Shared => self.mlp.begin(&normed)?,
-            MlpInput::Normed(norm) | MlpInput::AfterAttention(norm) => {
-                self.mlp.begin(&norm.forward(x)?)?
+            MlpInput::Normed(norm) => self.mlp.begin(&norm.forward(x)?)?,
+            MlpInput::AfterAttention(norm) => {
+                let sum = (x + self.self_attention.forward(&normed, position)?)?;
+                let y = self.mlp.forward(&norm.forward(&sum)?)?;
+                return sum + y;
             }
         };
         let sum = (x + self.self_attention.forward(&normed, position)?)?;

@@ -88,6 +88,8 @@ pub fn check_config(path: &Path, text: &str) -> Result<()> {
 /// What would be in DRAM, and nothing loaded.
 pub fn plan(folder: &FlashFolder, options: &LoadOptions) -> Result<BudgetPlan> {
     let (config, _) = read_config(folder)?;
+    // Its threads belong to what a process holds that loads the model.
+    let _pool = ComputePool::new()?;
     plan_for(folder, config.as_ref(), options)
 }
 
@@ -108,8 +110,6 @@ fn plan_budget(
     config: &dyn ModelConfig,
     options: &LoadOptions,
 ) -> Result<BudgetPlan> {
-    // Threads of the current pool belong to what the process holds already, beside the model's own.
-    rayon::broadcast(|_| ());
     // What loading a tokenizer left free would be counted here and used again below.
     release_free_heap();
     let longest = config.max_position_embeddings();

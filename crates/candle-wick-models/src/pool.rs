@@ -39,9 +39,15 @@ impl ComputePool {
 /// Runs `work` while the other threads of the current pool stay awake for its products.
 pub(crate) fn with_awake_threads<T>(work: impl FnOnce() -> T) -> T {
     let done = AtomicBool::new(false);
+    let own = rayon::current_thread_index();
     rayon::in_place_scope(|scope| {
         for _ in 1..rayon::current_num_threads() {
-            scope.spawn(|_| look_for_work(&done));
+            scope.spawn(|_| {
+                // The thread of `work` may pick one of these up while it waits for a product.
+                if rayon::current_thread_index() != own {
+                    look_for_work(&done);
+                }
+            });
         }
         // Also when `work` panics: the scope waits for the others.
         let _done = SetOnDrop(&done);

@@ -12,6 +12,7 @@
 //! Not here: whether guessing pays ([`Lookahead`](crate::workspace::Lookahead)).
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use wick_io::Ticket;
 
@@ -26,6 +27,7 @@ pub(crate) struct Ahead {
     selection: Selection,
     plan: StepPlan,
     reads: Ticket,
+    submitted: Instant,
 }
 
 /// What a settled guess was worth.
@@ -33,6 +35,8 @@ pub(crate) struct Ahead {
 pub(crate) struct Settled {
     /// Its memory, to be used again.
     pub(crate) selection: Option<Selection>,
+    /// From handing its reads out until they were waited for.
+    pub(crate) in_flight: Duration,
     /// Neurons read for the guess.
     pub(crate) read_count: u64,
     /// Of them, those that the step then wanted.
@@ -71,6 +75,7 @@ impl Ahead {
             reads: shared.neurons.submit(slots, &work.reads),
             selection,
             plan,
+            submitted: Instant::now(),
         });
     }
 }
@@ -82,13 +87,17 @@ impl State {
             selection,
             plan,
             reads,
+            submitted,
         }) = self.ahead.take()
         else {
             return Settled::default();
         };
         let (slots, result) = reads.wait();
         self.slots = Some(slots);
-        let mut settled = Settled::default();
+        let mut settled = Settled {
+            in_flight: submitted.elapsed(),
+            ..Settled::default()
+        };
         if result.is_ok() {
             let misses = (0..selection.neurons.len()).filter(|position| plan.is_miss(*position));
             for neuron in misses.map(|position| selection.neurons[position]) {

@@ -51,6 +51,11 @@ impl FfnStats {
         self.compute += clock.compute;
     }
 
+    /// Share of the neurons read ahead that were then selected; 0 when none was read.
+    pub fn ahead_used_share(&self) -> f64 {
+        ratio(self.ahead_used, self.ahead_read, 0.0)
+    }
+
     /// Share of the neurons selected per token.
     pub fn selected_fraction(&self) -> f64 {
         ratio(self.selected, self.neurons, 0.0)
@@ -62,6 +67,8 @@ impl FfnStats {
 pub struct MatrixStats {
     /// Bytes of weights that products went through, from DRAM or flash.
     pub bytes_multiplied: u64,
+    /// Bytes of the blocks of streamed matrices that were read.
+    pub bytes_streamed: u64,
     /// From the first read of a streamed matrix to the last, with what was multiplied meanwhile.
     pub in_flight: Duration,
     /// Waiting for their reads.

@@ -172,6 +172,7 @@ impl StoredMatrix {
             let following = self.groups(&mut next, rows.end, half, ring);
             ready = self.submit(reader, buffer, following);
             for group in &groups {
+                ring.times.bytes_streamed += (group.rows.len() * self.row_bytes) as u64;
                 let bytes = &ready.1.slot(group.read.slot)[group.skip_bytes..];
                 let bytes = &bytes[..group.rows.len() * self.row_bytes];
                 self.verify(group, bytes)?;

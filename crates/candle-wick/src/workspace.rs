@@ -93,10 +93,12 @@ impl Workspace {
     pub(crate) fn settled(&mut self, index: usize, settled: Settled) {
         let Settled {
             selection,
+            in_flight,
             read_count,
             used_count,
         } = settled;
         self.selections.extend(selection);
+        self.stats[index].in_flight += in_flight;
         self.stats[index].ahead_read += read_count;
         self.stats[index].ahead_used += used_count;
         self.lookahead.note(read_count, used_count);
@@ -121,7 +123,8 @@ pub(crate) fn workspace_bytes(tokens: usize, hidden_size: usize, intermediate_si
     let activations = 4 * tokens * (3 * pass + scores);
     // One in use, one of a guess.
     let selections = 2 * intermediate_size * (4 + 16);
-    let lists = pass * (4 + size_of::<SlotRead>());
+    // A guess reads what it misses at once.
+    let lists = pass * 4 + intermediate_size * size_of::<SlotRead>();
     (activations + selections + lists + 4 * tokens * hidden_size) as u64
 }
 

@@ -50,6 +50,8 @@ const PROCESS_SLACK_BYTES: u64 = 4 << 20;
 const PROBE_EVERY: Duration = Duration::from_secs(15);
 /// Rows that go through most of the model get this many tokens at most.
 const SLOW_TOKENS: usize = 5;
+/// What direct reads are a multiple of on most devices.
+const BLOCK_BYTES: usize = 512;
 
 #[derive(Args, Debug)]
 pub(crate) struct DecodeArgs {
@@ -163,6 +165,11 @@ impl Bench<'_> {
                 && (has_predictors || !needs_selector)
         };
         let names: Vec<_> = ROWS.into_iter().filter(is_wanted).collect();
+        if !self.can_read_apart() {
+            output::note(
+                "gated or unaligned neurons: +selector and +window read rows and column together",
+            );
+        }
         if !has_predictors {
             output::note("no predictors in this folder: only rows without a selector");
         }
@@ -218,6 +225,15 @@ impl Bench<'_> {
         }))
     }
 
+    /// Whether rows and columns of a neuron can be read apart without copies and without more memory than together.
+    fn can_read_apart(&self) -> bool {
+        let mut layers = self.folder.manifest().layers.iter();
+        layers.all(|layer| {
+            let row_bytes = layer.record_layout().row_bytes();
+            layer.gate.is_none() && row_bytes.is_multiple_of(BLOCK_BYTES)
+        })
+    }
+
     /// How the row of this name loads the model.
     fn spec(&self, name: &str) -> Result<RowSpec> {
         let has_selector = name != "naive" && name != "hybrid";
@@ -257,7 +273,7 @@ impl Bench<'_> {
             window_tokens: keeps_nothing.then_some(0),
             slots_per_layer: options.slots_per_layer,
             overlap: !has_selector || ["all", "+lookahead"].contains(&name),
-            bundling: !["+selector", "+window"].contains(&name),
+            bundling: !["+selector", "+window"].contains(&name) || !self.can_read_apart(),
             lookahead: name == "+lookahead",
             ctx: self.args.ctx,
             in_flight: io.threads,

@@ -80,6 +80,8 @@ pub(crate) struct TokenFigures {
     pub(crate) ffn_ms: f64,
     /// From the device, with what was read beyond what was needed.
     pub(crate) bytes_read: f64,
+    /// Matrices that are not resident.
+    pub(crate) streamed_bytes: f64,
     /// Records that were missing.
     pub(crate) record_bytes: f64,
     /// Weights, keys and values that products went through.
@@ -203,6 +205,7 @@ fn token(model: &mut LoadedModel, id: u32) -> Result<TokenFigures> {
         select_ms: ms(ffn.select),
         ffn_ms: ms(ffn.compute),
         bytes_read: bytes_read as f64,
+        streamed_bytes: (matrices.bytes_streamed - before.bytes_streamed) as f64,
         record_bytes: (missed * stride_bytes(folder)) as f64,
         touched_bytes: matrix_bytes as f64 + ffn_bytes(folder, &ffn) + kv_bytes(model),
         ahead_read: ffn.ahead_read as f64,

@@ -82,12 +82,12 @@ impl Measured {
 
     /// Milliseconds that a token's reads and its bytes in DRAM take at the least.
     fn floors_ms(&self, rates: &Rates) -> (f64, f64) {
-        let bytes = self.median(|token| token.bytes_read);
+        let streamed = self.median(|token| token.streamed_bytes);
         let records = self.median(|token| token.record_bytes);
-        // A row that needs everything reads records in order, and so do streamed matrices.
+        // A row that needs everything reads records in order, as streamed matrices are read.
         let (at_random, in_order) = match self.median(|token| token.selected) < 1.0 {
-            true => (records, (bytes - records).max(0.0)),
-            false => (0.0, bytes),
+            true => (records, streamed),
+            false => (0.0, records + streamed),
         };
         let (sequential, random) = (&rates.sequential.bytes_per_s, &rates.random.bytes_per_s);
         let flash_s = at_random / random.median + in_order / sequential.median;
@@ -180,13 +180,10 @@ impl DecodeBench {
         )
     }
 
-    /// What the rows say about each other.
-    fn foot(&self) -> String {
+    /// The row `all` beside the others.
+    fn comparisons(&self, all: &Row) -> Vec<String> {
         let row = |name: &str| self.rows.iter().find(|row| row.name == name);
-        let Some(all) = row("all") else {
-            return String::new();
-        };
-        let mut lines = vec![String::new()];
+        let mut lines = Vec::new();
         for other in [
             "naive",
             "hybrid",
@@ -215,6 +212,15 @@ impl DecodeBench {
                 ahead.ahead_read,
                 100.0 * ahead.ahead_used / ahead.ahead_read,
             ));
+        }
+        lines
+    }
+
+    /// What the rows say about each other.
+    fn foot(&self) -> String {
+        let mut lines = vec![String::new()];
+        if let Some(all) = self.rows.iter().find(|row| row.name == "all") {
+            lines.extend(self.comparisons(all));
         }
         for row in &self.rows {
             if let (Some(peak), Some(budget)) = (row.peak_bytes, row.budget_bytes) {
