@@ -40,7 +40,7 @@ fn each_row_reads_and_keeps_what_its_name_says() {
     let output = wick(
         &["synth"],
         &out,
-        &["--like", "opt-125m", "--layers", "2", "-q"],
+        &["--like", "opt-125m", "--layers", "10", "-q"],
     );
     assert!(
         output.status.success(),
