@@ -54,6 +54,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    // Before anything starts a thread.
+    candle_wick::share_one_heap();
     let done = match Cli::parse().command {
         Command::Convert(args) => convert::run(&args),
         Command::Run(args) => run::run(&args),

@@ -41,7 +41,9 @@ pub(crate) fn with_awake_threads<T>(work: impl FnOnce() -> T) -> T {
     let done = AtomicBool::new(false);
     let own = rayon::current_thread_index();
     rayon::in_place_scope(|scope| {
-        for _ in 1..rayon::current_num_threads() {
+        // More than there are processors would only be in each other's way.
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        for _ in 1..rayon::current_num_threads().min(processors) {
             scope.spawn(|_| {
                 // The thread of `work` may pick one of these up while it waits for a product.
                 if rayon::current_thread_index() != own {

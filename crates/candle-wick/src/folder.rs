@@ -132,6 +132,8 @@ pub struct FlashFolder(Arc<Inner>);
 impl FlashFolder {
     /// Opens a finished conversion and checks its files' sizes against the manifest.
     pub fn open(path: impl AsRef<Path>, io: IoOptions) -> Result<Self> {
+        // A budget bounds the whole process, and activations are freed by other threads than will want their memory.
+        wick_io::share_one_heap();
         let path = path.as_ref().to_owned();
         let manifest = read_manifest(&path)?;
         for entry in &manifest.files {

@@ -54,7 +54,7 @@ pub use stats::{FfnStats, MatrixStats};
 pub use trace::{ActivityTrace, TraceFigures};
 pub use var_builder::{FlashVarBuilder, Placement, Switches};
 pub use wick_io::{
-    available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap, DirectIo, Engine,
-    IoCounters, IoMode, SlowDiskOptions,
+    available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap, share_one_heap,
+    DirectIo, Engine, IoCounters, IoMode, SlowDiskOptions,
 };
 pub use workspace::FfnRecorder;

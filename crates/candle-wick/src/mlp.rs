@@ -206,7 +206,7 @@ impl FlashMlp {
     /// come after attention. Only the first call counts.
     pub fn look_ahead_to(&self, next: &Self) {
         let hidden = |mlp: &Self| mlp.shared.neurons.layer.hidden_size;
-        if hidden(self) == hidden(next) {
+        if hidden(self) == hidden(next) && !Arc::ptr_eq(&self.shared, &next.shared) {
             let _is_first = self.shared.next.set(next.shared.clone());
         }
     }

@@ -100,7 +100,14 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<ExitCode> {
         folder,
     };
     let names = bench.names()?;
-    let (rates, measured) = bench.measure(&names)?;
+    let decoded = args.tokens + args.tokens.div_ceil(2);
+    ensure!(
+        decoded <= args.ctx,
+        "{} tokens and half as many to warm up exceed the context of {}",
+        args.tokens,
+        args.ctx
+    );
+    let (rates, measured, status) = bench.measure(&names)?;
     let rows = measured.iter().map(|row| Row::new(row, &rates)).collect();
     let table = DecodeBench {
         model: bench.folder.path().display().to_string(),
@@ -117,7 +124,7 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<ExitCode> {
         true => output::print_json(&table)?,
         false => output::print(&table.to_string())?,
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(status)
 }
 
 /// Whose geometry the random weights of the folder have.
@@ -193,21 +200,31 @@ impl Bench<'_> {
 
     /// All rows, and the best rates that the machine showed before, between and after them: a rate that a moment's
     /// disturbance lowered would raise the floors, and flatter the rows.
-    fn measure(&self, names: &[&'static str]) -> Result<(Rates, Vec<Measured>)> {
+    fn measure(&self, names: &[&'static str]) -> Result<(Rates, Vec<Measured>, ExitCode)> {
         let mut rates = self.rates()?;
         let mut probed = Instant::now();
         let mut rows = Vec::new();
+        let mut status = ExitCode::SUCCESS;
         for name in names {
-            if let Some(row) = self.row(name)? {
-                output::note(&format!("{name}: {:.1} ms a token", row.median_ms()));
-                rows.push(row);
+            match self.row(name) {
+                Ok(Some(row)) => {
+                    output::note(&format!("{name}: {:.1} ms a token", row.median_ms()));
+                    rows.push(row);
+                }
+                Ok(None) => {}
+                // The others are worth having.
+                Err(error) => {
+                    output::complain(&format!("{name}: {}", output::one_line(&error)));
+                    status = ExitCode::FAILURE;
+                }
             }
             if probed.elapsed() > PROBE_EVERY {
                 rates.keep_best(self.rates()?);
                 probed = Instant::now();
             }
         }
-        Ok((rates, rows))
+        ensure!(!rows.is_empty(), "no row could be measured");
+        Ok((rates, rows, status))
     }
 
     /// `None` where it cannot be measured here.
@@ -248,15 +265,19 @@ impl Bench<'_> {
             selector: Some(selector),
             ..LoadOptions::default()
         };
-        let mut plan = candle_wick_models::plan(&self.folder, &options)?;
+        let mut memory = self.args.memory;
+        let plan = candle_wick_models::plan(&self.folder, &options)?;
         let is_naive = name == "naive";
-        let mut memory_bytes = plan.total_bytes;
+        let mut limit_bytes = plan.total_bytes;
         if is_naive {
             // At the floor every matrix is streamed.
-            memory_bytes = plan.floor_bytes + PROCESS_SLACK_BYTES;
-            options.memory = Some(Memory::Bytes(memory_bytes));
+            limit_bytes = plan.floor_bytes + PROCESS_SLACK_BYTES;
+            memory = Memory::Bytes(limit_bytes);
+            options.memory = Some(memory);
             options.slots_per_layer = Some(NAIVE_SLOTS);
-            plan = candle_wick_models::plan(&self.folder, &options)?;
+            limit_bytes = candle_wick_models::plan(&self.folder, &options)?
+                .total_bytes
+                .max(limit_bytes);
         }
         let keeps_nothing = is_naive || name == "+selector";
         let io = self.args.folder.io_options();
@@ -267,8 +288,11 @@ impl Bench<'_> {
         Ok(RowSpec {
             name: name.to_owned(),
             folder: self.folder.path().to_owned(),
-            memory_bytes,
-            limit_bytes: plan.total_bytes.max(memory_bytes),
+            memory: match memory {
+                Memory::Bytes(bytes) => bytes.to_string(),
+                Memory::Percent(percent) => format!("{percent}%"),
+            },
+            limit_bytes,
             selector: selector.name().to_owned(),
             window_tokens: keeps_nothing.then_some(0),
             slots_per_layer: options.slots_per_layer,
@@ -278,6 +302,7 @@ impl Bench<'_> {
             ctx: self.args.ctx,
             in_flight: io.threads,
             engine: io.engine.to_string(),
+            direct: io.direct.into(),
             activity: self
                 .activity
                 .filter(|_| has_selector)
@@ -324,10 +349,9 @@ fn measure(spec: &RowSpec, cgroup: Option<&MemoryCgroup>) -> Result<RowFigures> 
             .unwrap_or(0);
         let said = String::from_utf8_lossy(&output.stderr);
         match kills {
-            0 => bail!("row {}: {}", spec.name, said.trim()),
+            0 => bail!("{}", said.trim().trim_start_matches("wick: ")),
             _ => bail!(
-                "row {}: killed for using more memory than its budget of {} bytes",
-                spec.name,
+                "killed for using more memory than its budget of {} bytes",
                 spec.limit_bytes
             ),
         }

@@ -33,7 +33,7 @@ pub(crate) struct RowSpec {
     pub(crate) name: String,
     pub(crate) folder: PathBuf,
     /// What the plan may spend, before `slots_per_layer` changes it.
-    pub(crate) memory_bytes: u64,
+    pub(crate) memory: String,
     /// What the plan then comes to: the most that the process may use.
     pub(crate) limit_bytes: u64,
     pub(crate) selector: String,
@@ -45,12 +45,41 @@ pub(crate) struct RowSpec {
     pub(crate) ctx: usize,
     pub(crate) in_flight: usize,
     pub(crate) engine: String,
+    pub(crate) direct: DirectChoice,
     /// Replay a trace in place of what the predictors choose.
     pub(crate) activity: Option<TraceFigures>,
     /// Share of a token's neurons that guesses name, where a trace is replayed.
     pub(crate) guessed: f64,
     pub(crate) warmup_tokens: usize,
     pub(crate) tokens: usize,
+}
+
+/// [`DirectIo`] on its way to another process.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) enum DirectChoice {
+    Preferred,
+    Required,
+    Off,
+}
+
+impl From<DirectChoice> for DirectIo {
+    fn from(choice: DirectChoice) -> Self {
+        match choice {
+            DirectChoice::Preferred => Self::Preferred,
+            DirectChoice::Required => Self::Required,
+            DirectChoice::Off => Self::Off,
+        }
+    }
+}
+
+impl From<DirectIo> for DirectChoice {
+    fn from(direct: DirectIo) -> Self {
+        match direct {
+            DirectIo::Preferred => Self::Preferred,
+            DirectIo::Required => Self::Required,
+            DirectIo::Off => Self::Off,
+        }
+    }
 }
 
 /// What a row came to; lists have one entry a token.
@@ -132,7 +161,7 @@ impl RowSpec {
             ActivityTrace::new(neurons, figures, SEED).with_guesses(self.guessed)
         };
         Ok(LoadOptions {
-            memory: Some(Memory::Bytes(self.memory_bytes)),
+            memory: Some(self.memory.parse::<Memory>()?),
             ctx: Some(self.ctx),
             selector: Some(self.selector.parse::<SelectorKind>()?),
             window_tokens: self.window_tokens,
@@ -150,7 +179,7 @@ impl RowSpec {
 
     pub(crate) fn io_options(&self) -> Result<IoOptions> {
         Ok(IoOptions {
-            direct: DirectIo::Preferred,
+            direct: self.direct.into(),
             threads: self.in_flight,
             engine: self.engine.parse::<Engine>()?,
             coalesce: self.bundling,

@@ -64,7 +64,9 @@ pub use device::IoCounters;
 pub use error::IoError;
 pub use file::{DirectIo, FlashFile, IoMode};
 pub use huge::advise_huge_pages;
-pub use memory::{available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap};
+pub use memory::{
+    available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap, share_one_heap,
+};
 pub use options::{Engine, ReaderOptions};
 pub use plan::SlotRead;
 pub use probe::{EngineProbe, EngineRate};

@@ -126,6 +126,17 @@ pub fn release_free_heap() {
     }
 }
 
+/// Lets all threads of the process share one heap where the allocator would give each its own (glibc): what one
+/// thread freed another can use, so that a peak is what is in use at once. Counts for threads that have not
+/// allocated yet, so it belongs before they start.
+pub fn share_one_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: a plain call without preconditions; the allocator takes its own locks.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 #[cfg(target_os = "macos")]
 fn macos_peak_rss_bytes() -> Option<u64> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
