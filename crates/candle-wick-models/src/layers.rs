@@ -2,7 +2,9 @@
 
 use candle::{Device, Result, Tensor};
 use candle_nn::LayerNorm;
-use candle_wick::{FlashEmbedding, FlashLinear, FlashMlp, FlashVarBuilder, KvCache};
+use candle_wick::{
+    release_free_heap, FlashEmbedding, FlashLinear, FlashMlp, FlashVarBuilder, KvCache,
+};
 
 use crate::interrupt::Interrupt;
 use crate::pool::with_awake_threads;
@@ -30,9 +32,14 @@ impl<L: Layer> Layers<L> {
     pub(crate) fn load(
         count: usize,
         interrupt: Interrupt,
-        layer: impl FnMut(usize) -> Result<L>,
+        mut layer: impl FnMut(usize) -> Result<L>,
     ) -> Result<Self> {
-        let layers: Vec<L> = (0..count).map(layer).collect::<Result<_>>()?;
+        let mut layers: Vec<L> = Vec::with_capacity(count);
+        for index in 0..count {
+            layers.push(layer(index)?);
+            // What one layer's loading left free would add up under the peak.
+            release_free_heap();
+        }
         for pair in layers.windows(2) {
             let [before, after] = [0, 1].map(|index: usize| pair[index].mlp_after_attention());
             if let (Some(before), Some(after)) = (before, after) {

@@ -44,6 +44,8 @@ use crate::output;
 
 /// Neurons that stream through each layer of the naive row: two passes' worth.
 const NAIVE_SLOTS: usize = 512;
+/// The paper's protocol: a prompt of 128 tokens and 256 more.
+const CTX_DEFAULT: usize = 384;
 /// By how much the floor of one process may differ from that of another.
 const PROCESS_SLACK_BYTES: u64 = 4 << 20;
 /// Rates are probed again after a row when this has passed.
@@ -62,9 +64,9 @@ pub(crate) struct DecodeArgs {
     #[arg(long, value_name = "SIZE", default_value = "50%")]
     memory: Memory,
 
-    /// Positions of the KV cache that the budget is planned for
-    #[arg(long, value_name = "TOKENS", default_value_t = 384)]
-    ctx: usize,
+    /// Positions of the KV cache that the budget is planned for [default: 384, or the model's longest]
+    #[arg(long, value_name = "TOKENS")]
+    ctx: Option<usize>,
 
     /// Tokens measured in each row, after half as many to warm up; in naive and hybrid at most 5, after one
     #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = positive)]
@@ -74,7 +76,8 @@ pub(crate) struct DecodeArgs {
     #[arg(long, value_name = "SHARE", default_value_t = 0.8, value_parser = share)]
     guessed: f64,
 
-    /// Rows to measure [default: all that the model has]
+    /// Rows to measure, of naive, hybrid, +selector, +window, +bundling, all (every part on), +lookahead and "dense in
+    /// DRAM" (candle's own matmul) [default: all that the model has]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     rows: Vec<String>,
 
@@ -87,6 +90,7 @@ pub(crate) struct DecodeArgs {
 struct Bench<'a> {
     args: &'a DecodeArgs,
     folder: FlashFolder,
+    ctx: usize,
     activity: Option<&'static Activity>,
 }
 
@@ -97,15 +101,19 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<ExitCode> {
     let bench = Bench {
         args,
         activity: synthetic.as_ref().map(|_| activity(&model_type)),
+        ctx: match args.ctx {
+            Some(ctx) => ctx,
+            None => longest_ctx(&folder)?.min(CTX_DEFAULT),
+        },
         folder,
     };
     let names = bench.names()?;
     let decoded = args.tokens + args.tokens.div_ceil(2);
     ensure!(
-        decoded <= args.ctx,
+        decoded <= bench.ctx,
         "{} tokens and half as many to warm up exceed the context of {}",
         args.tokens,
-        args.ctx
+        bench.ctx
     );
     let (rates, measured, status) = bench.measure(&names)?;
     let rows = measured.iter().map(|row| Row::new(row, &rates)).collect();
@@ -115,7 +123,7 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<ExitCode> {
         activity: bench.activity.map(|activity| activity.source),
         guessed: args.guessed,
         memory: describe(args.memory),
-        ctx: args.ctx,
+        ctx: bench.ctx,
         machine: Machine::this(),
         rates,
         rows,
@@ -125,6 +133,11 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<ExitCode> {
         false => output::print(&table.to_string())?,
     }
     Ok(status)
+}
+
+/// The model's longest context, as far as it matters here.
+fn longest_ctx(folder: &FlashFolder) -> Result<usize> {
+    Ok(candle_wick_models::plan(folder, &LoadOptions::default())?.ctx)
 }
 
 /// Whose geometry the random weights of the folder have.
@@ -261,7 +274,7 @@ impl Bench<'_> {
         };
         let mut options = LoadOptions {
             memory: Some(self.args.memory),
-            ctx: Some(self.args.ctx),
+            ctx: Some(self.ctx),
             selector: Some(selector),
             ..LoadOptions::default()
         };
@@ -299,7 +312,7 @@ impl Bench<'_> {
             overlap: !has_selector || ["all", "+lookahead"].contains(&name),
             bundling: !["+selector", "+window"].contains(&name) || !self.can_read_apart(),
             lookahead: name == "+lookahead",
-            ctx: self.args.ctx,
+            ctx: self.ctx,
             in_flight: io.threads,
             engine: io.engine.to_string(),
             direct: io.direct.into(),

@@ -198,7 +198,7 @@ impl DecodeBench {
         ] {
             if let Some(other) = row(other) {
                 let times = other.total_ms / all.total_ms;
-                lines.push(format!("all against {}: {times:.2}x faster", other.name));
+                lines.push(format!("all is {times:.2} times as fast as {}", other.name));
             }
         }
         lines.push(format!(
@@ -211,7 +211,7 @@ impl DecodeBench {
         ));
         if let Some(ahead) = row("+lookahead").filter(|row| row.ahead_read > 0.0) {
             lines.push(format!(
-                "+lookahead against all: {:.2}x faster; {:.0} neurons read ahead a token, {:.1} % of them used",
+                "+lookahead is {:.2} times as fast as all; {:.0} neurons read ahead a token, {:.1} % of them used",
                 all.total_ms / ahead.total_ms,
                 ahead.ahead_read,
                 100.0 * ahead.ahead_used / ahead.ahead_read,

@@ -8,6 +8,10 @@ use std::mem::MaybeUninit;
 /// Size and alignment of a large page, where there are any; advice elsewhere does no harm.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
+/// Memory below this is left alone: it may come from a heap that will be used for other things, of which a touch of
+/// one byte would then take a whole large page.
+pub(crate) const ADVISED_BYTES_MIN: usize = 2 * HUGE_PAGE_BYTES;
+
 /// Asks for large pages behind `memory`, which should not have been touched yet. The last, incomplete large page is left
 /// out, so that no more memory is taken than `memory` has.
 pub fn advise_huge_pages<T>(memory: &mut [MaybeUninit<T>]) {
@@ -16,7 +20,7 @@ pub fn advise_huge_pages<T>(memory: &mut [MaybeUninit<T>]) {
     let offset = start as usize % rustix::param::page_size();
     // From the start of the page that `memory` begins in: in an allocation of this size, that page is its own.
     let len = (whole + offset).saturating_sub(start as usize);
-    if len >= HUGE_PAGE_BYTES {
+    if size_of_val(memory) >= ADVISED_BYTES_MIN {
         advise(start.wrapping_sub(offset), len);
     }
 }

@@ -4,6 +4,8 @@
 //! On Linux they come from `/proc` and the memory cgroups (version 1 and 2) of the process; on macOS only the
 //! peak is known.
 
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+use crate::huge::ADVISED_BYTES_MIN;
 use std::path::{Path, PathBuf};
 
 /// The most memory this process has had resident at once.
@@ -127,13 +129,15 @@ pub fn release_free_heap() {
 }
 
 /// Lets all threads of the process share one heap where the allocator would give each its own (glibc): what one
-/// thread freed another can use, so that a peak is what is in use at once. Counts for threads that have not
-/// allocated yet, so it belongs before they start.
+/// thread freed another can use, so that a peak is what is in use at once. Memory of a model's size stays out of
+/// it, and goes back to the system when it is freed. Counts for threads that have not allocated yet, so it belongs
+/// before they start.
 pub fn share_one_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: a plain call without preconditions; the allocator takes its own locks.
+    // SAFETY: plain calls without preconditions; the allocator takes its own locks.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, ADVISED_BYTES_MIN as i32);
     }
 }
 

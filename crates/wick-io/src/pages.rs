@@ -6,7 +6,7 @@
 //!
 //! Not here: who may touch which bytes; that is for the users of `bytes` and `raw` to say.
 
-use crate::huge::{advise_huge_pages, HUGE_PAGE_BYTES};
+use crate::huge::{advise_huge_pages, ADVISED_BYTES_MIN, HUGE_PAGE_BYTES};
 use crate::IoError;
 use std::alloc::Layout;
 use std::mem::MaybeUninit;
@@ -37,7 +37,7 @@ impl Pages {
             .checked_next_multiple_of(PAGE_BYTES)
             .ok_or_else(no_room)?;
         let align = match rounded {
-            HUGE_PAGE_BYTES.. => HUGE_PAGE_BYTES,
+            ADVISED_BYTES_MIN.. => HUGE_PAGE_BYTES,
             _ => PAGE_BYTES,
         };
         let layout = Layout::from_size_align(rounded, align).map_err(|_| no_room())?;
