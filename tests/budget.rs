@@ -228,3 +228,28 @@ fn check_peak(sizes: &Sizes) {
         );
     }
 }
+/// Of a small budget, what loading leaves behind for a moment is a large part; it depends on the turns of threads.
+#[test]
+fn a_small_model_stays_under_its_budget_run_after_run() {
+    let out = crate::demo::demo();
+    let folder = out.path().to_str().unwrap();
+    for extra in [&[][..], &["--threads", "1"], &["--io-engine", "io_uring"]] {
+        for _ in 0..4 {
+            let flags = [
+                "run",
+                folder,
+                "--ids",
+                "1765,352,260",
+                "-n",
+                "4",
+                "--memory",
+                "35MiB",
+                "--json",
+            ];
+            let (succeeded, report) = wick(&[&flags, extra].concat(), None);
+            let [peak, budget] = ["peak_bytes", "budget_bytes"].map(|name| report[name].as_u64());
+            assert!(succeeded && budget == Some(35 << 20), "{report}");
+            assert!(peak <= budget, "{report}");
+        }
+    }
+}
