@@ -11,7 +11,6 @@ use candle_wick_convert::hub::{self, DownloadProgress, HubModel};
 use candle_wick_convert::{convert, ConvertOptions, ConvertProgress, ConvertReport};
 use candle_wick_models::WickTokenizer;
 use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::output;
 
@@ -122,7 +121,7 @@ impl ConvertArgs {
                 hook(info);
             }
         }));
-        let bar = progress_bar(self.quiet);
+        let bar = output::progress_bar(self.quiet);
         let on_progress = |progress: DownloadProgress<'_>| {
             if bar.message() != progress.file {
                 bar.reset();
@@ -151,7 +150,7 @@ impl ConvertArgs {
 pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode> {
     let options = args.options()?;
     let HubModel { path, notes } = args.model()?;
-    let bar = progress_bar(args.quiet);
+    let bar = output::progress_bar(args.quiet);
     let on_progress = |progress: ConvertProgress<'_>| {
         bar.set_length(progress.total_bytes);
         bar.set_position(progress.done_bytes);
@@ -176,22 +175,6 @@ fn tokenizer_note(folder: &Path) -> Option<String> {
     Some(format!(
         "{error} (until the file is repaired, the model takes no text, and token ids (--ids) once it is removed)"
     ))
-}
-
-/// Bytes done and left on stderr, where that is a terminal.
-fn progress_bar(is_quiet: bool) -> ProgressBar {
-    let target = if is_quiet {
-        ProgressDrawTarget::hidden()
-    } else {
-        ProgressDrawTarget::stderr()
-    };
-    let style =
-        "{bar:20} {bytes:>10} of {total_bytes}  {binary_bytes_per_sec}  {eta} left  {wide_msg}";
-    let bar = ProgressBar::with_draw_target(None, target);
-    match ProgressStyle::with_template(style) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
 }
 
 fn summary(args: &ConvertArgs, report: &ConvertReport) -> String {

@@ -5,6 +5,7 @@
 use std::io::{self, Write};
 
 use anyhow::Result;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 /// One JSON object on one line of stdout.
@@ -29,6 +30,22 @@ pub(crate) fn note(text: &str) {
 /// A line on stderr in the program's name.
 pub(crate) fn complain(text: &str) {
     note(&format!("wick: {text}"));
+}
+
+/// Bytes done and left on stderr, where that is a terminal.
+pub(crate) fn progress_bar(is_quiet: bool) -> ProgressBar {
+    let target = if is_quiet {
+        ProgressDrawTarget::hidden()
+    } else {
+        ProgressDrawTarget::stderr()
+    };
+    let style =
+        "{bar:20} {bytes:>10} of {total_bytes}  {binary_bytes_per_sec}  {eta} left  {wide_msg}";
+    let bar = ProgressBar::with_draw_target(None, target);
+    match ProgressStyle::with_template(style) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
 }
 
 /// Whether an error means only that the reader of a pipe has seen enough.

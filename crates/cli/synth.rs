@@ -9,7 +9,6 @@ use candle_wick::{peak_rss_bytes, HumanBytes};
 use candle_wick_convert::synthetic::{synthesise, Geometry, SyntheticOptions};
 use candle_wick_convert::ConvertProgress;
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use crate::output;
@@ -67,7 +66,7 @@ pub(crate) fn run(args: &SynthArgs) -> Result<ExitCode> {
         seed: args.seed,
     };
     let started = Instant::now();
-    let bar = progress_bar(args.quiet);
+    let bar = output::progress_bar(args.quiet);
     let on_progress = |progress: ConvertProgress<'_>| {
         bar.set_length(progress.total_bytes);
         bar.set_position(progress.done_bytes);
@@ -97,22 +96,6 @@ pub(crate) fn run(args: &SynthArgs) -> Result<ExitCode> {
         output::print(&report.summary())?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Bytes done and left on stderr, where that is a terminal.
-fn progress_bar(is_quiet: bool) -> ProgressBar {
-    let target = if is_quiet {
-        ProgressDrawTarget::hidden()
-    } else {
-        ProgressDrawTarget::stderr()
-    };
-    let style =
-        "{bar:20} {bytes:>10} of {total_bytes}  {binary_bytes_per_sec}  {eta} left  {wide_msg}";
-    let bar = ProgressBar::with_draw_target(None, target);
-    match ProgressStyle::with_template(style) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
 }
 
 impl Report {

@@ -5,6 +5,7 @@
 //! might want that lock.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use candle::Result;
@@ -13,6 +14,10 @@ use rayon::{ThreadPool, ThreadPoolBuilder, Yield};
 /// How long an idle thread looks for work before it sleeps. Waking one takes about 25 us, and a layer has a dozen
 /// products with less than that between them; waiting for a device takes longer, and its reads need the processor.
 const AWAKE_TIME: Duration = Duration::from_micros(100);
+
+/// Processors that this process may use; asked once, since the answer takes reading files of the system.
+static PROCESSORS: LazyLock<usize> =
+    LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
 
 /// The pool of one model.
 pub(crate) struct ComputePool(ThreadPool);
@@ -42,8 +47,7 @@ pub(crate) fn with_awake_threads<T>(work: impl FnOnce() -> T) -> T {
     let own = rayon::current_thread_index();
     rayon::in_place_scope(|scope| {
         // More than there are processors would only be in each other's way.
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        for _ in 1..rayon::current_num_threads().min(processors) {
+        for _ in 1..rayon::current_num_threads().min(*PROCESSORS) {
             scope.spawn(|_| {
                 // The thread of `work` may pick one of these up while it waits for a product.
                 if rayon::current_thread_index() != own {
