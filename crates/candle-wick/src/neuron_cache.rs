@@ -11,20 +11,26 @@
 //! as soon as none of the last `window_tokens` tokens used it (the paper's windowing, section 3.1).
 //!
 //! A selection larger than the slots runs in ascending passes: what is resident stays, and the misses
-//! stream through a ring of two halves, so that one half is read while the other is computed.
+//! stream through a ring of three parts, so that two are read while the third is computed: with one in flight the
+//! device would run out of requests at each change.
 //!
 //! Invariants:
 //! - `slot_of` and `neuron_of` are inverse maps;
 //! - the recency list holds every slot once, free slots first;
-//! - during pass `p` and the reads of pass `p + 1`, no slot of a neuron of pass `p` is rewritten.
+//! - during a pass and the reads of [`StepPlan::passes_in_flight`] passes with misses after it, no slot of the pass is
+//!   rewritten.
 //!
 //! Not here: choosing neurons (`selector`), reading them (`wick-io`), multiplying (`wick-kernels`).
 
 use std::ops::Range;
 
 const NONE: u32 = u32::MAX;
-/// Neurons in one half of the streaming ring at most, and the slots that a budget leaves each layer at least.
+/// The slots that a budget leaves each layer at least.
 pub const PASS_NEURONS: usize = 256;
+/// Parts of the streaming ring, where there are slots for so many.
+const RING_PARTS: usize = 3;
+/// Neurons in one part of the streaming ring at most.
+const RING_PART_NEURONS: usize = 170;
 
 /// The slots and reads of one step, in passes. Its memory is reused from step to step.
 #[derive(Debug, Default)]
@@ -35,9 +41,16 @@ pub struct StepPlan {
     is_miss: Vec<bool>,
     /// Consecutive ranges of the selection.
     passes: Vec<Range<usize>>,
+    /// Parts of the ring that passes stream through by turns.
+    ring_parts: usize,
 }
 
 impl StepPlan {
+    /// How many passes with misses may be read while the one before them is computed.
+    pub fn passes_in_flight(&self) -> usize {
+        self.ring_parts - 1
+    }
+
     /// The passes, as ascending ranges of positions in the selection; at least one, perhaps empty.
     pub fn passes(&self) -> &[Range<usize>] {
         &self.passes
@@ -137,6 +150,7 @@ impl NeuronCache {
         plan.slots.clear();
         plan.is_miss.clear();
         plan.passes.clear();
+        plan.ring_parts = RING_PARTS.min(self.slot_count().max(2));
         self.mark_and_touch(selection);
         for &neuron in selection {
             let slot = self.slot_of[neuron as usize];
@@ -197,12 +211,13 @@ impl NeuronCache {
         // the selection is too large by, so that one neuron too many does not cost an eighth of the slots.
         let longest = match self.window_tokens {
             // Nobody stays.
-            Some(0) => PASS_NEURONS,
-            _ => (self.slot_count() / 8).clamp(64, PASS_NEURONS),
+            Some(0) => RING_PART_NEURONS,
+            _ => (self.slot_count() / 12).clamp(42, RING_PART_NEURONS),
         };
+        let parts = plan.ring_parts;
         let overflow = selection.len() - self.slot_count();
-        let half = overflow.clamp(16, longest).min(self.slot_count() / 2);
-        let ring_slots = 2 * half;
+        let part_slots = overflow.clamp(16, longest).min(self.slot_count() / parts);
+        let ring_slots = parts * part_slots;
         let mut available = self.slot_count() - plan.is_miss.iter().filter(|miss| !**miss).count();
         // Too many hits for a ring: those with the highest ids stream instead.
         for position in (0..selection.len()).rev() {
@@ -216,32 +231,40 @@ impl NeuronCache {
                 available += 1;
             }
         }
-        let mut permanent = available - ring_slots;
+        let permanent = available - ring_slots;
         let mut ring = std::mem::take(&mut self.ring);
         ring.clear();
         ring.extend((0..ring_slots).map(|_| self.take_oldest()));
-        let halves = [&ring[..half], &ring[half..]];
-        let mut half_used = [0; 2];
-        let (mut start, mut streamed, mut pass_index) = (0, 0, 0);
+        // Residents lie between the streamed neurons, a block of them in each pass: the device reads while they are
+        // computed, and still reads whole blocks.
+        let streaming = plan.miss_count() - permanent;
+        let pass_count = streaming.div_ceil(part_slots);
+        let quota = |round: usize| permanent.min(permanent * round / pass_count);
+        let mut used = [0; RING_PARTS];
+        let (mut start, mut streamed, mut part) = (0, 0, 0);
+        let (mut placed, mut round) = (0, 1);
         for position in 0..selection.len() {
-            let streams = plan.is_miss[position] && permanent == 0;
-            let full = position - start == pass_neurons || (streams && streamed == half);
-            if full {
+            let is_miss = plan.is_miss[position];
+            let is_full = is_miss && placed >= quota(round) && streamed == part_slots;
+            if is_full || position - start == pass_neurons {
                 plan.passes.push(start..position);
-                (start, streamed, pass_index) = (position, 0, pass_index + 1);
+                // Passes that stream nothing leave the turn to the next, which may be read before they are computed.
+                part = (part + usize::from(streamed > 0)) % parts;
+                round += usize::from(is_full);
+                (start, streamed) = (position, 0);
             }
-            if streams {
-                plan.slots[position] = halves[pass_index % 2][streamed];
-                streamed += 1;
-                half_used[pass_index % 2] = half_used[pass_index % 2].max(streamed);
-            } else if plan.is_miss[position] {
+            if is_miss && placed < quota(round) {
                 plan.slots[position] = self.take_oldest();
-                permanent -= 1;
+                placed += 1;
+            } else if is_miss {
+                plan.slots[position] = ring[part * part_slots + streamed];
+                streamed += 1;
+                used[part] = used[part].max(streamed);
             }
         }
         plan.passes.push(start..selection.len());
-        for (half, used) in halves.iter().zip(half_used) {
-            for &slot in &half[used..] {
+        for (part, used) in ring.chunks(part_slots).zip(used) {
+            for &slot in &part[used..] {
                 self.recency.move_to_front(slot);
             }
         }

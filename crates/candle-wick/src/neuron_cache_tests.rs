@@ -53,7 +53,7 @@ fn check(cache: &NeuronCache, device: &Device) {
     assert_eq!(listed.len(), cache.slot_count());
 }
 
-/// One step as `FlashMlp` drives it: the next pass's reads are issued before this pass is computed.
+/// One step as `FlashMlp` drives it: reads of later passes are issued before a pass is computed.
 fn run(cache: &mut NeuronCache, device: &mut Device, step: &Step) -> usize {
     let selection: Vec<u32> = step.neurons.iter().copied().collect();
     let resident_before: BTreeSet<u32> = selection
@@ -79,11 +79,21 @@ fn run(cache: &mut NeuronCache, device: &mut Device, step: &Step) -> usize {
         cache.abort(plan);
         return 0;
     }
-    device.read(&selection, &plan, &passes[0]);
-    for (index, pass) in passes.iter().enumerate() {
+    let is_read =
+        |pass: &&Range<usize>| (pass.start..pass.end).any(|position| plan.is_miss(position));
+    let mut reads = passes.iter().filter(is_read);
+    let ahead = |reads: &mut dyn Iterator<Item = &Range<usize>>, device: &mut Device, count| {
+        let next: Vec<_> = reads.take(count).collect();
+        next.iter()
+            .for_each(|pass| device.read(&selection, &plan, pass));
+    };
+    assert!((1..=2).contains(&plan.passes_in_flight()));
+    ahead(&mut reads, device, plan.passes_in_flight());
+    for pass in &passes {
         assert!(pass.len() <= step.pass_neurons);
-        if let Some(next) = passes.get(index + 1) {
-            device.read(&selection, &plan, next);
+        // Its own reads are through, so one more may be on their way.
+        if is_read(&pass) {
+            ahead(&mut reads, device, 1);
         }
         for position in pass.clone() {
             assert_eq!(device.content[plan.slot(position)], selection[position]);

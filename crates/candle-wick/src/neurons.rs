@@ -113,6 +113,13 @@ impl LayerNeurons {
             .submit(buffer, &self.records.file, reads)
     }
 
+    /// Starts reading `reads` behind what is in flight for `ticket`.
+    pub(crate) fn submit_behind(&self, ticket: &mut Ticket, reads: &[SlotRead]) {
+        self.folder
+            .reader()
+            .submit_behind(ticket, &self.records.file, reads);
+    }
+
     /// The pre-activations that decide whether neurons are active (the gate's in a gated layer), bias
     /// included: `out[r * tokens + t]` for the neurons `neuron(r)` with records `record(r)`.
     pub(crate) fn deciding<'a>(

@@ -4,6 +4,7 @@
 //!
 //! Invariants:
 //! - A layer has at most one step on its way; its slots are with the step meanwhile.
+//! - Reads of at most as many passes are in flight as the plan allows, in the order of the passes.
 //! - A step that is dropped, by an error, a panic or a caller that lost interest, gives the slots back, and what it
 //!   meant to read is not resident.
 //!
@@ -13,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use wick_io::{SlotBuffer, Ticket};
+use wick_io::Ticket;
 
 use crate::ahead::Ahead;
 use crate::error::Result;
@@ -24,16 +25,18 @@ use crate::selector::Selection;
 use crate::stats::Clock;
 use crate::workspace::{pass_neurons, sized, Workspace};
 
-/// A step with its neurons chosen and placed, and the misses of its first pass being read.
+/// A step with its neurons chosen and placed, and the misses of its first passes being read.
 pub(crate) struct Step {
     shared: Arc<Shared>,
     selection: Selection,
     /// Away while passes run.
     plan: Option<StepPlan>,
-    /// The slots, and what is being read into them; away while they change hands.
+    /// The slots, and what is being read into them; gone when the step has ended.
     reads: Option<Ticket>,
-    /// When they were handed out, if there are some.
-    submitted: Option<Instant>,
+    /// The first pass whose misses are not asked for yet.
+    next_pass: usize,
+    /// Since when reads have been in flight, if there are some.
+    in_flight_since: Option<Instant>,
     /// Whether the layer has its slots back.
     has_ended: bool,
     clock: Clock,
@@ -54,7 +57,7 @@ enum Part {
 }
 
 impl Step {
-    /// Selects, plans, and starts to read what the first pass misses.
+    /// Selects, plans, and starts to read what the first passes miss.
     pub(crate) fn begin(shared: &Arc<Shared>, x: Rows<'_>, work: &mut Workspace) -> Result<Self> {
         if let Some(record) = &mut work.recorder {
             record(shared.index, x.values);
@@ -76,12 +79,13 @@ impl Step {
             shared: shared.clone(),
             selection,
             plan: None,
-            reads: None,
-            submitted: None,
+            reads: Some(shared.neurons.submit(slots, &[])),
+            next_pass: 0,
+            in_flight_since: None,
             has_ended: false,
             clock,
         };
-        step.submit(slots, &plan, plan.passes().first(), work);
+        step.read_on(&plan, step.passes_ahead(&plan), work);
         step.plan = Some(plan);
         step.clock.io();
         Ok(step)
@@ -98,7 +102,7 @@ impl Step {
             return Err(error);
         }
         self.count(x.tokens, &plan, work);
-        self.commit(plan, x.tokens)?;
+        self.commit(plan, x.tokens);
         self.clock.memory();
         work.sums.write_to(y);
         shared.add_down_bias(y);
@@ -110,30 +114,36 @@ impl Step {
 
     fn run_passes(&mut self, x: Rows<'_>, plan: &StepPlan, work: &mut Workspace) -> Result<()> {
         let overlap = self.shared.switches.overlap;
+        let ahead = self.passes_ahead(plan);
         for (index, range) in plan.passes().iter().enumerate() {
             let pass = Pass { x, plan, range };
-            let next = plan.passes().get(index + 1);
             if overlap {
                 self.coefficients(&pass, Part::Hits, work);
             }
-            if next.is_none() {
+            if index + 1 == plan.passes().len() {
                 self.look_ahead(x, work);
             }
-            let slots = self.wait()?;
-            self.submit(slots, plan, next.filter(|_| overlap), work);
+            if range.clone().any(|position| plan.is_miss(position)) {
+                self.read_on(plan, ahead.max(1), work);
+                self.wait()?;
+                self.read_on(plan, ahead, work);
+            }
             self.clock.io();
             if !overlap {
                 self.coefficients(&pass, Part::Hits, work);
             }
             self.coefficients(&pass, Part::Misses, work);
             self.add_down(&pass, work);
-            if !overlap && next.is_some() {
-                let slots = self.wait()?;
-                self.submit(slots, plan, next, work);
-                self.clock.io();
-            }
         }
         Ok(())
+    }
+
+    /// Passes whose misses are in flight while others are computed.
+    fn passes_ahead(&self, plan: &StepPlan) -> usize {
+        match self.shared.switches.overlap {
+            true => plan.passes_in_flight(),
+            false => 0,
+        }
     }
 
     /// Has the next layer's neurons read behind the last ones of this layer, in decoding.
@@ -147,41 +157,39 @@ impl Step {
         }
     }
 
-    /// Starts to read the misses of a pass; no pass, no reads.
-    fn submit(
-        &mut self,
-        slots: SlotBuffer,
-        plan: &StepPlan,
-        range: Option<&Range<usize>>,
-        work: &mut Workspace,
-    ) {
-        let neurons = &self.shared.neurons;
-        work.reads.clear();
-        for position in range.cloned().unwrap_or(0..0) {
-            if plan.is_miss(position) {
+    /// Starts to read the misses of the next passes that have some, until those of `passes` are in flight.
+    fn read_on(&mut self, plan: &StepPlan, passes: usize, work: &mut Workspace) {
+        let reads = self.reads.as_mut().expect("the slots are with the step");
+        while reads.in_flight() < passes {
+            let Some(range) = plan.passes().get(self.next_pass) else {
+                return;
+            };
+            self.next_pass += 1;
+            work.reads.clear();
+            for position in range.clone().filter(|position| plan.is_miss(*position)) {
                 let (neuron, slot) = (self.selection.neurons[position], plan.slot(position));
+                let neurons = &self.shared.neurons;
                 neurons.push_reads(neuron, slot, &mut work.reads);
             }
-        }
-        self.submitted = (!work.reads.is_empty()).then(Instant::now);
-        self.reads = Some(neurons.submit(slots, &work.reads));
-    }
-
-    /// Waits for the reads in flight; after an error the slots stay with the step.
-    fn wait(&mut self) -> Result<SlotBuffer> {
-        let reads = self.reads.take().expect("the slots are with the step");
-        let (slots, result) = reads.wait();
-        if let Some(submitted) = self.submitted.take() {
-            self.clock.in_flight += submitted.elapsed();
-        }
-        self.clock.io();
-        match result {
-            Ok(()) => Ok(slots),
-            Err(error) => {
-                self.reads = Some(self.shared.neurons.submit(slots, &[]));
-                Err(error.into())
+            if !work.reads.is_empty() {
+                self.shared.neurons.submit_behind(reads, &work.reads);
+                self.in_flight_since.get_or_insert_with(Instant::now);
             }
         }
+    }
+
+    /// Waits for the oldest reads in flight.
+    fn wait(&mut self) -> Result<()> {
+        let reads = self.reads.as_mut().expect("the slots are with the step");
+        let result = reads.wait_first();
+        if let Some(since) = self.in_flight_since.take() {
+            self.clock.in_flight += since.elapsed();
+        }
+        if reads.in_flight() > 0 {
+            self.in_flight_since = Some(Instant::now());
+        }
+        self.clock.io();
+        Ok(result?)
     }
 
     /// Those slots that nobody reads into can be looked at.
@@ -270,8 +278,10 @@ impl Step {
     }
 
     /// The misses are residents now, and the layer has its slots back.
-    fn commit(&mut self, plan: StepPlan, tokens: usize) -> Result<()> {
-        let slots = self.wait()?;
+    fn commit(&mut self, plan: StepPlan, tokens: usize) {
+        let reads = self.reads.take().expect("the slots are with the step");
+        // Every pass has waited for its own.
+        let (slots, _nothing_in_flight) = reads.wait();
         let selection = &self.selection;
         let last_use = |position| selection.last_use(position, tokens);
         let mut state = self.shared.state();
@@ -281,7 +291,6 @@ impl Step {
         state.slots = Some(slots);
         drop(state);
         self.has_ended = true;
-        Ok(())
     }
 
     fn count(&self, tokens: usize, plan: &StepPlan, work: &mut Workspace) {

@@ -4,10 +4,11 @@
 //! checksums), so reads go by whole blocks and each block is checked before anybody sees a row of it. Neuron records are such a
 //! matrix too, with one checksum a row.
 //!
-//! Invariant: what `for_each_rows` hands out is verified; the next group is being read meanwhile.
+//! Invariant: what `for_each_rows` hands out is verified; the next two parts are being read meanwhile.
 //!
 //! Not here: what the rows mean.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
@@ -17,22 +18,24 @@ use wick_io::{FlashFile, Reader, SlotBuffer, SlotRead, Ticket};
 use crate::error::{Error, Result};
 use crate::stats::MatrixStats;
 
-/// Slots in each half of the ring at most; one half is read while the other is in use. Fewer leave the device idle
-/// at each change of halves, and more were no faster (docs/bench/io.md).
-const HALF_SLOTS_MAX: usize = 8;
-/// Slots in each half for matrices that are through before more would help.
-const HALF_SLOTS_MIN: usize = 4;
+/// One part of the ring is in use while the others are read: with one in flight alone the device would run out of
+/// requests at each change.
+const PARTS: usize = 3;
+/// Slots in each part at most. Fewer leave the device idle, and more were no faster (docs/bench/io.md).
+const PART_SLOTS_MAX: usize = 5;
+/// Slots in each part for matrices that are through before more would help.
+const PART_SLOTS_MIN: usize = 3;
 /// Bytes of rows that a slot should hold, before room for alignment.
 const SLOT_PAYLOAD_BYTES: usize = 256 * 1024;
 /// A block of rows that would need more than this in one buffer is refused.
 const BLOCK_BYTES_MAX: usize = 4 * 1024 * 1024;
 const PAGE_BYTES: usize = 4096;
 
-/// Two halves of a buffer through which matrices are read in order.
+/// A buffer in parts, through which matrices are read in order.
 pub(crate) struct StreamRing {
     buffer: Option<SlotBuffer>,
     slot_bytes: usize,
-    half_slots: usize,
+    part_slots: usize,
     times: MatrixStats,
 }
 
@@ -40,13 +43,13 @@ impl StreamRing {
     /// A ring for blocks of at most `block_bytes_max` bytes, of matrices of at most `matrix_bytes_max`.
     pub(crate) fn new(block_bytes_max: usize, matrix_bytes_max: u64) -> Result<Self> {
         let slot_bytes = Self::slot_bytes(block_bytes_max);
-        let halves = matrix_bytes_max / (2 * SLOT_PAYLOAD_BYTES as u64);
-        let half_slots = halves.clamp(HALF_SLOTS_MIN as u64, HALF_SLOTS_MAX as u64) as usize;
-        let buffer = Some(SlotBuffer::new(2 * half_slots, slot_bytes)?);
+        let slots = matrix_bytes_max / (PARTS * SLOT_PAYLOAD_BYTES) as u64;
+        let part_slots = slots.clamp(PART_SLOTS_MIN as u64, PART_SLOTS_MAX as u64) as usize;
+        let buffer = Some(SlotBuffer::new(PARTS * part_slots, slot_bytes)?);
         Ok(Self {
             buffer,
             slot_bytes,
-            half_slots,
+            part_slots,
             times: MatrixStats::default(),
         })
     }
@@ -66,7 +69,7 @@ impl StreamRing {
 
     /// Bytes that the ring takes.
     pub(crate) fn bytes(&self) -> u64 {
-        (2 * self.half_slots * self.slot_bytes) as u64
+        (PARTS * self.part_slots * self.slot_bytes) as u64
     }
 }
 
@@ -145,35 +148,40 @@ impl StoredMatrix {
     ) -> Result<()> {
         debug_assert!(rows.end <= self.rows);
         let mut next = rows.start / self.block_rows * self.block_rows;
-        let mut half = 0;
-        let groups = self.groups(&mut next, rows.end, half, ring);
+        let mut part = 0;
         let buffer = match ring.buffer.take() {
             Some(buffer) => buffer,
-            // A read that failed half-way took the buffer with it.
-            None => SlotBuffer::new(2 * ring.half_slots, ring.slot_bytes)?,
+            // A block that failed its check took the buffer with it.
+            None => SlotBuffer::new(PARTS * ring.part_slots, ring.slot_bytes)?,
         };
         let started = Instant::now();
-        let mut ready = self.submit(reader, buffer, groups);
-        loop {
-            let (groups, ticket) = ready;
+        let mut ticket = reader.submit(buffer, &self.file, &[]);
+        let mut submitted = VecDeque::with_capacity(PARTS);
+        let mut read_on = |ticket: &mut Ticket, submitted: &mut VecDeque<_>, ring: &StreamRing| {
+            while ticket.in_flight() < PARTS - 1 {
+                let groups = self.groups(&mut next, rows.end, part, ring);
+                if groups.is_empty() {
+                    break;
+                }
+                let reads: Vec<SlotRead> = groups.iter().map(|group| group.read).collect();
+                reader.submit_behind(ticket, &self.file, &reads);
+                submitted.push_back(groups);
+                part = (part + 1) % PARTS;
+            }
+        };
+        read_on(&mut ticket, &mut submitted, ring);
+        while let Some(groups) = submitted.pop_front() {
             let waiting = Instant::now();
-            let (buffer, result) = ticket.wait();
+            let result = ticket.wait_first();
             ring.times.io += waiting.elapsed();
             if let Err(error) = result {
-                ring.buffer = Some(buffer);
+                ring.buffer = Some(ticket.wait().0);
                 return Err(error.into());
             }
-            if groups.is_empty() {
-                ring.buffer = Some(buffer);
-                ring.times.in_flight += started.elapsed();
-                return Ok(());
-            }
-            half = 1 - half;
-            let following = self.groups(&mut next, rows.end, half, ring);
-            ready = self.submit(reader, buffer, following);
+            read_on(&mut ticket, &mut submitted, ring);
             for group in &groups {
                 ring.times.bytes_streamed += (group.rows.len() * self.row_bytes) as u64;
-                let bytes = &ready.1.slot(group.read.slot)[group.skip_bytes..];
+                let bytes = &ticket.slot(group.read.slot)[group.skip_bytes..];
                 let bytes = &bytes[..group.rows.len() * self.row_bytes];
                 self.verify(group, bytes)?;
                 let wanted = group.rows.start.max(rows.start)..group.rows.end.min(rows.end);
@@ -182,23 +190,15 @@ impl StoredMatrix {
                 consume(wanted, &bytes[first..first + wanted_bytes])?;
             }
         }
+        ring.times.in_flight += started.elapsed();
+        ring.buffer = Some(ticket.wait().0);
+        Ok(())
     }
 
-    fn submit(
-        &self,
-        reader: &Reader,
-        buffer: SlotBuffer,
-        groups: Vec<Group>,
-    ) -> (Vec<Group>, Ticket) {
-        let reads: Vec<SlotRead> = groups.iter().map(|group| group.read).collect();
-        let ticket = reader.submit(buffer, &self.file, &reads);
-        (groups, ticket)
-    }
-
-    /// The next groups, one a slot of `half`, from block start `next` up to the block that holds `end`.
-    fn groups(&self, next: &mut usize, end: usize, half: usize, ring: &StreamRing) -> Vec<Group> {
+    /// The next groups, one a slot of `part`, from block start `next` up to the block that holds `end`.
+    fn groups(&self, next: &mut usize, end: usize, part: usize, ring: &StreamRing) -> Vec<Group> {
         let StreamRing {
-            half_slots,
+            part_slots,
             slot_bytes,
             ..
         } = *ring;
@@ -206,8 +206,8 @@ impl StoredMatrix {
         let alignment = self.file.alignment_bytes().min(PAGE_BYTES) as u64;
         let block_bytes = (self.block_rows * self.row_bytes).max(1);
         let blocks = ((slot_bytes - 2 * PAGE_BYTES) / block_bytes).max(1);
-        let mut groups = Vec::with_capacity(half_slots);
-        while *next < end && groups.len() < half_slots {
+        let mut groups = Vec::with_capacity(part_slots);
+        while *next < end && groups.len() < part_slots {
             // Up to the end of the last block wanted, which may be shorter at the end of the matrix.
             let last = end.next_multiple_of(self.block_rows).min(self.rows);
             let rows = *next..last.min(*next + blocks * self.block_rows);
@@ -215,7 +215,7 @@ impl StoredMatrix {
             let aligned_bytes = start_bytes / alignment * alignment;
             let skip_bytes = (start_bytes - aligned_bytes) as usize;
             let read = SlotRead {
-                slot: half * half_slots + groups.len(),
+                slot: part * part_slots + groups.len(),
                 offset_bytes: aligned_bytes,
                 len_bytes: skip_bytes + rows.len() * self.row_bytes,
                 crc32c: None,

@@ -38,6 +38,7 @@ pub(crate) struct Batch {
 
 struct Job {
     pages: Arc<Pages>,
+    slot_bytes: usize,
     file: FlashFile,
 }
 
@@ -59,6 +60,7 @@ impl Batch {
             .lay_out(reads, slot_bytes, file.alignment_bytes(), gap_bytes);
         self.job = Some(Job {
             pages: Arc::clone(pages),
+            slot_bytes,
             file: file.clone(),
         });
         *self.next.get_mut() = 0;
@@ -74,6 +76,12 @@ impl Batch {
     /// How many parts the lists have room for.
     pub(crate) fn room(&self) -> usize {
         self.plan.parts.capacity()
+    }
+
+    /// The slots that the batch fills; of slots without bytes the first one.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = usize> + '_ {
+        let slot_bytes = self.job().slot_bytes.max(1);
+        self.plan.parts.iter().map(move |part| part.at / slot_bytes)
     }
 
     fn job(&self) -> &Job {

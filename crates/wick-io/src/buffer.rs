@@ -92,6 +92,11 @@ impl SlotBuffer {
         self.busy[index / 64] |= 1 << (index % 64);
     }
 
+    /// Takes the slot back; no pool thread writes to it any more.
+    pub(crate) fn clear_busy_slot(&mut self, index: usize) {
+        self.busy[index / 64] &= !(1 << (index % 64));
+    }
+
     /// Takes all slots back; no pool thread writes to the buffer any more.
     pub(crate) fn clear_busy(&mut self) {
         self.busy.fill(0);

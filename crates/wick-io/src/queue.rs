@@ -95,16 +95,21 @@ impl Queue {
         }
     }
 
-    /// Blocks until the batch of a ticket is finished, and makes it spare; its first error, if any.
-    pub(crate) fn wait(&self, mut batch: Arc<Batch>) -> Result<(), IoError> {
+    /// Blocks until the batch of a ticket is finished.
+    pub(crate) fn wait(&self, batch: &Batch) {
         let mut state = self.lock();
         while !batch.is_finished() {
             let waited = batch.finished.wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Makes a batch that was waited for spare; its first error, if any.
+    pub(crate) fn recycle(&self, mut batch: Arc<Batch>) -> Result<(), IoError> {
         let outcome = batch.outcome();
         if let Some(free) = Arc::get_mut(&mut batch) {
             free.clear();
+            let mut state = self.lock();
             if state.spare.len() < SPARE_MAX {
                 state.spare.push(batch);
             }

@@ -112,7 +112,19 @@ impl Reader {
     ///
     /// # Panics
     /// When a read names a slot that does not exist, names a slot twice or is longer than a slot.
-    pub fn submit(&self, mut buffer: SlotBuffer, file: &FlashFile, reads: &[SlotRead]) -> Ticket {
+    pub fn submit(&self, buffer: SlotBuffer, file: &FlashFile, reads: &[SlotRead]) -> Ticket {
+        let mut ticket = Ticket::idle(buffer);
+        self.submit_behind(&mut ticket, file, reads);
+        ticket
+    }
+
+    /// Begins to fill more slots of a ticket's buffer, behind what is in flight for it; otherwise as
+    /// [`submit`](Self::submit).
+    ///
+    /// # Panics
+    /// As `submit`, and when two submits are in flight for the ticket, or a slot that one of them fills is named.
+    pub fn submit_behind(&self, ticket: &mut Ticket, file: &FlashFile, reads: &[SlotRead]) {
+        let buffer = &mut ticket.buffer;
         for read in reads {
             let SlotRead {
                 slot, len_bytes, ..
@@ -131,7 +143,7 @@ impl Reader {
             buffer.mark_busy(slot);
         }
         if reads.is_empty() {
-            return Ticket::new(buffer, None);
+            return;
         }
         let outside = reads
             .iter()
@@ -143,14 +155,14 @@ impl Reader {
         let mut batch = queue.spare();
         let free = Arc::get_mut(&mut batch).expect("nobody else holds a spare batch");
         let memory = (buffer.pages(), buffer.slot_bytes());
-        // SAFETY: the slots are marked busy above, and `SlotBuffer` shows them to nobody until `Ticket::wait`
-        // unmarks them; that they exist, are large enough and are named once was asserted.
+        // SAFETY: the slots are marked busy above, and `SlotBuffer` shows them to nobody until `Ticket` has waited
+        // for the batch and unmarks them; that they exist, are large enough and are named once was asserted.
         unsafe { free.assign(memory, file, reads, *gap_bytes) };
+        ticket.push((Arc::clone(&batch), Arc::clone(queue)));
         match outside {
             Some(read) => batch.note(Err(end_of_file(file, read.offset_bytes, read.len_bytes))),
-            None => queue.push(Arc::clone(&batch)),
+            None => queue.push(batch),
         }
-        Ticket::new(buffer, Some((batch, Arc::clone(queue))))
     }
 }
 

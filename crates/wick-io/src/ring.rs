@@ -336,7 +336,8 @@ mod tests {
             assert_eq!(ring.idle.len(), 8);
             drop(ring);
             queue.work(Transfer::new());
-            queue.wait(batch).unwrap();
+            queue.wait(&batch);
+            queue.recycle(batch).unwrap();
             for slot in 0..COUNT {
                 // SAFETY: the batch is finished.
                 let bytes = unsafe { pages.bytes(slot * BYTES..(slot + 1) * BYTES) };

@@ -279,3 +279,94 @@ fn open_count(path: &std::path::Path) -> usize {
         .filter(|target| target == path)
         .count()
 }
+
+#[test]
+fn a_second_submit_follows_the_first_and_each_is_waited_for() {
+    let test = TestFile::new(400 * SLOT_BYTES);
+    for reader in readers(4) {
+        for file in test.open() {
+            let mut buffer = SlotBuffer::new(12, SLOT_BYTES).unwrap();
+            let part = |part: usize, turn: usize| -> Vec<SlotRead> {
+                let slots = part * 4..part * 4 + 4;
+                let offset = |slot: usize| (SLOT_BYTES * (slot * 31 + turn)) as u64;
+                slots
+                    .map(|slot| wish(slot, offset(slot), SLOT_BYTES))
+                    .collect()
+            };
+            for _ in 0..20 {
+                let mut ticket = reader.submit(buffer, &file, &part(0, 0));
+                for turn in 0..9 {
+                    assert_eq!(ticket.in_flight(), 1);
+                    reader.submit_behind(&mut ticket, &file, &part((turn + 1) % 3, turn + 1));
+                    ticket.wait_first().unwrap();
+                    for read in part(turn % 3, turn) {
+                        let slot = ticket.slot(read.slot);
+                        assert!(is_filled(slot, read.offset_bytes, SLOT_BYTES));
+                    }
+                    let unread = (turn + 1) % 3 * 4;
+                    let look = AssertUnwindSafe(|| ticket.slot(unread)[0]);
+                    assert!(catch_unwind(look).is_err(), "slot {unread} is being filled");
+                }
+                let outcome;
+                (buffer, outcome) = ticket.wait();
+                outcome.unwrap();
+            }
+            let mut idle = reader.submit(buffer, &file, &[]);
+            assert_eq!((idle.in_flight(), idle.is_finished()), (0, true));
+            idle.wait_first().unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_error_of_the_first_submit_leaves_the_second_to_be_waited_for() {
+    let test = TestFile::new(200 * SLOT_BYTES);
+    for reader in readers(4) {
+        for file in test.open() {
+            let mut bad = reads(4, 0);
+            bad[2].crc32c = bad[2].crc32c.map(|sum| !sum);
+            let behind = wish(5, 8192, SLOT_BYTES);
+            let buffer = SlotBuffer::new(6, SLOT_BYTES).unwrap();
+            let mut ticket = reader.submit(buffer, &file, &bad);
+            reader.submit_behind(&mut ticket, &file, &[behind]);
+            assert!(ticket.wait_first().is_err());
+            let mut buffer = {
+                let (buffer, outcome) = ticket.wait();
+                outcome.unwrap();
+                assert!(is_filled(buffer.slot(5), 8192, SLOT_BYTES));
+                buffer
+            };
+            // Outside of the file: refused without reading, and the slots come back all the same.
+            let outside = SlotRead {
+                offset_bytes: u64::MAX,
+                ..behind
+            };
+            for reads in [[outside, wish(0, 0, 9)], [wish(0, 0, 9), outside]] {
+                let mut ticket = reader.submit(buffer, &file, &reads[..1]);
+                reader.submit_behind(&mut ticket, &file, &reads[1..]);
+                let outcome;
+                (buffer, outcome) = ticket.wait();
+                outcome.unwrap_err();
+                assert_eq!(buffer.slot(5).len(), SLOT_BYTES);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_third_submit_and_a_slot_in_flight_are_refused() {
+    let test = TestFile::new(200 * SLOT_BYTES);
+    let [file, _] = test.open();
+    let reader = Reader::new(2).unwrap();
+    let submit = |slots: &[usize]| {
+        let mut ticket = reader.submit(SlotBuffer::new(4, SLOT_BYTES).unwrap(), &file, &[]);
+        for &slot in slots {
+            reader.submit_behind(&mut ticket, &file, &[wish(slot, 0, SLOT_BYTES)]);
+        }
+        ticket.wait().1
+    };
+    submit(&[0, 1]).unwrap();
+    for slots in [&[0, 1, 2][..], &[0, 0]] {
+        assert!(catch_unwind(AssertUnwindSafe(|| submit(slots))).is_err());
+    }
+}
