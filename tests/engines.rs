@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use candle::{Device, Module, Tensor};
 use candle_wick::{
-    Activation, Engine, FlashFolder, FlashMlp, FlashVarBuilder, IoOptions, Placement, SelectorKind,
-    SlowDiskOptions, Switches,
+    Activation, Engine, FlashFolder, FlashMlp, FlashVarBuilder, IoOptions, Lookahead, Placement,
+    SelectorKind, SlowDiskOptions, Switches,
 };
 use candle_wick_models::{LoadOptions, LoadedModel, Result};
 
@@ -93,27 +93,33 @@ fn engines_depths_threads_and_switches_give_the_same_bytes() {
 #[test]
 fn reading_ahead_gives_the_same_bytes_and_is_of_use() {
     let out = demo();
-    let ids = [
+    let text = [
         1765, 352, 260, 2272, 2386, 13, 283, 261, 285, 336, 1013, 270,
     ];
-    let decode = |lookahead: bool, slots: usize| {
+    // Long enough for `Auto` to have tried both ways.
+    let ids = text.iter().cycle().take(40);
+    let decode = |lookahead: Lookahead, slots: usize| {
         let mut options = options(SelectorKind::LowRank, Engine::Auto, 8);
         options.slots_per_layer = Some(slots);
         options.switches.lookahead = lookahead;
         let folder = FlashFolder::open(out.path(), options.io.clone()).unwrap();
         let mut model = LoadedModel::load(folder, &options).unwrap();
         let mut bits = Vec::new();
-        for id in ids {
-            let logits = model.forward(&[id]).unwrap();
+        for id in ids.clone() {
+            let logits = model.forward(&[*id]).unwrap();
             bits.extend(logits.iter().map(|logit| logit.to_bits()));
         }
         (bits, model.stats())
     };
     // More is selected than fits; most fits; all fits.
     for slots in [40, 400, 100_000] {
-        let (expected, without) = decode(false, slots);
-        let (got, with) = decode(true, slots);
+        let (expected, without) = decode(Lookahead::Off, slots);
+        let (got, with) = decode(Lookahead::Always, slots);
         assert!(got == expected, "{slots} slots");
+        let (got, sometimes) = decode(Lookahead::Auto, slots);
+        assert!(got == expected, "{slots} slots, by trial");
+        assert!(sometimes.ahead_read <= with.ahead_read, "{sometimes:?}");
+        assert_eq!(sometimes.ahead_read > 0, with.ahead_read > 0);
         assert_eq!((without.ahead_read, without.ahead_used), (0, 0));
         assert!(with.ahead_used <= with.ahead_read, "{with:?}");
         match slots {

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{ensure, Context, Result};
-use candle_wick::{DirectIo, Engine, FlashFolder, IoOptions, Memory, SelectorKind, Switches};
+use candle_wick::{
+    DirectIo, Engine, FlashFolder, IoOptions, Lookahead, Memory, SelectorKind, Switches,
+};
 use candle_wick_models::{Interrupt, LoadOptions, WickTokenizer};
 use clap::{Args, ValueEnum};
 
@@ -45,6 +47,24 @@ enum IoChoice {
     Buffered,
 }
 
+/// [`Lookahead`] as typed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LookaheadChoice {
+    Off,
+    Auto,
+    Always,
+}
+
+impl From<LookaheadChoice> for Lookahead {
+    fn from(choice: LookaheadChoice) -> Self {
+        match choice {
+            LookaheadChoice::Off => Self::Off,
+            LookaheadChoice::Auto => Self::Auto,
+            LookaheadChoice::Always => Self::Always,
+        }
+    }
+}
+
 /// A converted folder, and how to keep it in memory.
 #[derive(Args, Debug)]
 pub(crate) struct ModelArgs {
@@ -77,10 +97,17 @@ pub(crate) struct ModelArgs {
     #[arg(long)]
     no_overlap: bool,
 
-    /// Read ahead what the next layer will probably want, where its input comes after attention; pauses when less
-    /// than half of it is used
-    #[arg(long)]
-    lookahead: bool,
+    /// Read ahead what the next layer will probably want, where its input comes after attention: off, always, or,
+    /// without =WHEN, auto: while it makes tokens faster
+    #[arg(
+        long,
+        value_name = "WHEN",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "off",
+        default_missing_value = "auto"
+    )]
+    lookahead: LookaheadChoice,
 
     /// Threads that compute [default: one a core]
     #[arg(long, value_name = "COUNT", value_parser = threads)]
@@ -159,7 +186,7 @@ impl ModelArgs {
             slots_per_layer: self.slots,
             switches: Switches {
                 overlap: !self.no_overlap,
-                lookahead: self.lookahead,
+                lookahead: self.lookahead.into(),
                 ..Switches::default()
             },
             trace: None,
@@ -271,6 +298,10 @@ mod tests {
         assert_eq!(all.selector, Some(SelectorKind::Oracle));
         assert_eq!((all.window_tokens, all.ctx), (Some(4), Some(32)));
         assert_eq!((all.io.direct, all.io.threads), (DirectIo::Required, 8));
+        assert_eq!(all.switches.lookahead, Lookahead::Off);
+        let ahead = |line| options(line).unwrap().switches.lookahead;
+        assert_eq!(ahead("--lookahead m"), Lookahead::Auto);
+        assert_eq!(ahead("m --lookahead=always"), Lookahead::Always);
         let none = options("m").unwrap();
         assert_eq!((none.memory, none.selector, none.ctx), (None, None, None));
         assert_eq!(none.io.direct, DirectIo::Preferred);
@@ -297,6 +328,7 @@ mod tests {
             "--slots 0",
             "--slots 9 --memory 50%",
             "--io none",
+            "--lookahead=never",
         ] {
             assert!(options(&format!("m {flags}")).is_err(), "{flags}");
         }

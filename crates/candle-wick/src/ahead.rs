@@ -9,7 +9,7 @@
 //! - A guess has the slots of its layer until it is settled, which a step does first.
 //! - One that fails to read is forgotten: the step that needs the neuron reads it again, and names the error.
 //!
-//! Not here: whether guessing pays ([`Lookahead`](crate::workspace::Lookahead)).
+//! Not here: whether guessing pays (`lookahead`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -18,6 +18,7 @@ use wick_io::Ticket;
 
 use crate::ahead::Ahead;
 use crate::error::Result;
+use crate::lookahead::Lookahead;
 use crate::mlp::Shared;
 use crate::neuron_cache::StepPlan;
 use crate::neurons::Rows;
@@ -148,12 +149,23 @@ impl Step {
 
     /// Has the next layer's neurons read behind the last ones of this layer, in decoding.
     fn look_ahead(&mut self, x: Rows<'_>, work: &mut Workspace) {
-        let next = self.shared.next.get().filter(|_| x.tokens == 1);
-        if let Some(next) = next.filter(|_| self.shared.switches.lookahead) {
-            if work.lookahead.is_worth_it() {
-                Ahead::begin(next, x, work);
-                self.clock.select();
-            }
+        let lookahead = self.shared.switches.lookahead;
+        if lookahead == Lookahead::Off {
+            return;
+        }
+        if x.tokens > 1 {
+            work.trials.pause();
+            return;
+        }
+        if self.shared.index == 0 {
+            work.trials.begin_token(Instant::now());
+        }
+        let Some(next) = self.shared.next.get() else {
+            return;
+        };
+        if lookahead == Lookahead::Always || work.trials.is_on() {
+            Ahead::begin(next, x, work);
+            self.clock.select();
         }
     }
 

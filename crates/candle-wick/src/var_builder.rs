@@ -15,6 +15,7 @@ use wick_format::FfnLayer;
 
 use crate::error::{Error, Result};
 use crate::folder::FlashFolder;
+use crate::lookahead::Lookahead;
 use crate::matrix::Matrix;
 use crate::selector::SelectorKind;
 use crate::stats::FfnStats;
@@ -48,7 +49,7 @@ pub struct Switches {
     pub bundling: bool,
     /// Read what the next layer will probably want. Off by default: reading takes processor time that small machines
     /// miss elsewhere, and a part of it is in vain (docs/bench/decode.md).
-    pub lookahead: bool,
+    pub lookahead: Lookahead,
 }
 
 impl Default for Switches {
@@ -57,7 +58,7 @@ impl Default for Switches {
         Self {
             overlap: true,
             bundling: true,
-            lookahead: false,
+            lookahead: Lookahead::Off,
         }
     }
 }

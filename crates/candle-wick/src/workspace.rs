@@ -4,6 +4,7 @@ use wick_io::SlotRead;
 use wick_kernels::Accumulator;
 
 use crate::ahead::Settled;
+use crate::lookahead::Trials;
 use crate::selector::Selection;
 use crate::stats::FfnStats;
 
@@ -32,45 +33,7 @@ pub(crate) struct Workspace {
     pub(crate) sums: Accumulator,
     pub(crate) stats: Vec<FfnStats>,
     pub(crate) recorder: Option<FfnRecorder>,
-    pub(crate) lookahead: Lookahead,
-}
-
-/// Whether reading ahead pays, by what the last guesses were worth.
-#[derive(Debug, Default)]
-pub(crate) struct Lookahead {
-    /// Neurons read and used of late; older ones count less and less.
-    read: f64,
-    used: f64,
-    /// Guesses to leave out before the next trial.
-    paused: u32,
-}
-
-/// What a step's guess counts for the next one: the memory is about 200 steps long.
-const LOOKAHEAD_DECAY: f64 = 0.995;
-/// Neurons to have read before a judgement.
-const LOOKAHEAD_TRIAL: f64 = 500.0;
-/// Reading is paused when less than this share of it is used.
-const LOOKAHEAD_USED_MIN: f64 = 0.5;
-const LOOKAHEAD_PAUSE: u32 = 4096;
-
-impl Lookahead {
-    fn note(&mut self, read_count: u64, used_count: u64) {
-        self.read = self.read * LOOKAHEAD_DECAY + read_count as f64;
-        self.used = self.used * LOOKAHEAD_DECAY + used_count as f64;
-        if self.read > LOOKAHEAD_TRIAL && self.used < LOOKAHEAD_USED_MIN * self.read {
-            *self = Self {
-                paused: LOOKAHEAD_PAUSE,
-                ..Self::default()
-            };
-        }
-    }
-
-    /// Whether the next guess should be made.
-    pub(crate) fn is_worth_it(&mut self) -> bool {
-        let is_on = self.paused == 0;
-        self.paused = self.paused.saturating_sub(1);
-        is_on
-    }
+    pub(crate) trials: Trials,
 }
 
 /// What selectors compute with.
@@ -101,7 +64,6 @@ impl Workspace {
         self.stats[index].in_flight += in_flight;
         self.stats[index].ahead_read += read_count;
         self.stats[index].ahead_used += used_count;
-        self.lookahead.note(read_count, used_count);
     }
 }
 
@@ -135,29 +97,4 @@ pub(crate) fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
         buffer.resize(len, 0.0);
     }
     &mut buffer[..len]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reading_ahead_pauses_where_it_loses_and_comes_back() {
-        let mut good = Lookahead::default();
-        let mut bad = Lookahead::default();
-        for _ in 0..1000 {
-            good.note(100, 80);
-            assert!(good.is_worth_it());
-            bad.note(100, 30);
-        }
-        assert!(!bad.is_worth_it());
-        let pauses = (0..2 * LOOKAHEAD_PAUSE)
-            .filter(|_| !bad.is_worth_it())
-            .count();
-        assert_eq!(pauses, LOOKAHEAD_PAUSE as usize - 1);
-        // Nothing to read is nothing lost.
-        let mut idle = Lookahead::default();
-        (0..1000).for_each(|_| idle.note(0, 0));
-        assert!(idle.is_worth_it());
-    }
 }

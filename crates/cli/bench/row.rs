@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use candle_wick::{
-    peak_rss_bytes, ActivityTrace, DirectIo, Engine, FfnStats, FlashFolder, IoOptions, MatrixStats,
-    Memory, SelectorKind, Switches, TraceFigures,
+    peak_rss_bytes, ActivityTrace, DirectIo, Engine, FfnStats, FlashFolder, IoOptions, Lookahead,
+    MatrixStats, Memory, SelectorKind, Switches, TraceFigures,
 };
 use candle_wick_models::{LoadOptions, LoadedModel};
 use clap::Args;
@@ -169,7 +169,10 @@ impl RowSpec {
             switches: Switches {
                 overlap: self.overlap,
                 bundling: self.bundling,
-                lookahead: self.lookahead,
+                lookahead: match self.lookahead {
+                    true => Lookahead::Always,
+                    false => Lookahead::Off,
+                },
             },
             trace: self.activity.as_ref().map(trace),
             io: self.io_options()?,
