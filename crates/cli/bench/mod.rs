@@ -18,6 +18,7 @@ mod row;
 mod spread;
 mod subject;
 mod sweep;
+mod sweep_figure;
 mod sweep_table;
 mod table;
 

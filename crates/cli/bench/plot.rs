@@ -7,7 +7,7 @@
 //! - values that a scale has no place for (zero on a logarithm, no numbers) are left out, never drawn elsewhere;
 //! - axes are in the units that their labels name, ticks at round values.
 //!
-//! Not here: what is drawn (`io`, `sweep_table`).
+//! Not here: what is drawn (`io`, `sweep_figure`).
 
 use std::fs;
 use std::io::BufWriter;
@@ -29,6 +29,8 @@ const HEAD_HEIGHT: u32 = 64;
 const PANEL_HEIGHT: u32 = 300;
 const LEGEND_WIDTH: u32 = 170;
 const LEGEND_LINE: i32 = 24;
+/// Radius of a mark.
+const DOT: u32 = 4;
 /// Most ticks of an axis, about.
 const TICKS: f64 = 6.0;
 /// Free space beside the least and the most of a logarithm, as a share of its length.
@@ -330,7 +332,9 @@ impl Figure {
                 places.iter().copied(),
                 colour.stroke_width(2),
             ))?;
-            let dots = places.iter().map(|at| Circle::new(*at, 3, colour.filled()));
+            let dots = places
+                .iter()
+                .map(|at| Circle::new(*at, DOT, colour.filled()));
             chart.draw_series(dots)?;
         }
         Ok(())
@@ -367,7 +371,7 @@ where
             vec![(4, y), (28, y)],
             colour.stroke_width(2),
         ))?;
-        area.draw(&Circle::new((16, y), 3, colour.filled()))?;
+        area.draw(&Circle::new((16, y), DOT, colour.filled()))?;
         area.draw_text(&line.name, &text, (36, y))?;
     }
     Ok(())

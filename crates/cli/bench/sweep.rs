@@ -82,10 +82,14 @@ pub(crate) struct SweepArgs {
     #[arg(long, value_name = "TOKENS")]
     ctx: Option<usize>,
 
-    /// Tokens measured for a setting in each round, after half as many to warm up [default: 20]; over length, tokens
-    /// of the text, from its first on [default: 1000]
+    /// Tokens measured for a setting in each round [default: 20, over length 1000]
     #[arg(long, value_name = "COUNT", value_parser = positive)]
     tokens: Option<usize>,
+
+    /// Tokens before those: a cache that is not full yet still reads what it will keep [default: half as many, over
+    /// length 0]
+    #[arg(long, value_name = "COUNT")]
+    warmup: Option<usize>,
 
     /// Rounds through all settings, there and back [default: 2; over length 1]
     #[arg(long, value_name = "COUNT", value_parser = positive)]
@@ -134,6 +138,7 @@ struct Bench<'a> {
     subject: Subject,
     ctx: usize,
     tokens: usize,
+    warmup_tokens: usize,
     rounds: usize,
 }
 
@@ -161,6 +166,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<ExitCode> {
             None => subject.ctx_up_to(default(tokens + prompt.len(), CTX_DEFAULT))?,
         },
         tokens,
+        warmup_tokens: args.warmup.unwrap_or(default(0, tokens.div_ceil(2))),
         rounds: args.rounds.unwrap_or(default(1, ROUNDS_DEFAULT)),
         subject,
     };
@@ -289,7 +295,7 @@ impl Bench<'_> {
             activity: activity.map(|activity| activity.figures),
             guessed: 0.0,
             text: None,
-            warmup_tokens: self.tokens.div_ceil(2),
+            warmup_tokens: self.warmup_tokens,
             tokens: self.tokens,
         })
     }
@@ -341,7 +347,6 @@ impl Bench<'_> {
                 value: 0.0,
                 spec: RowSpec {
                     text,
-                    warmup_tokens: 0,
                     ..self.spec(memory)?
                 },
             })
@@ -442,6 +447,7 @@ impl Bench<'_> {
             memory: (!is_memory).then(|| describe(memory)),
             ctx: self.ctx,
             tokens: self.tokens,
+            warmup_tokens: self.warmup_tokens,
             rounds: self.rounds,
             is_interrupted,
             machine: Machine::this(),

@@ -1,15 +1,16 @@
-//! What a sweep found: its points, what they say about each other, its table and its picture.
+//! What a sweep found: its points, what they say about each other, and its table.
 //!
 //! Points are medians over the tokens of all rounds. Judgements are about medians too: a budget that is slower than a
 //! smaller one by more than [`SLOWER_MAX`] is a cliff, a budget should be used to [`USED_MIN`] while something of the
 //! model is left on flash, and after its first block a text should not grow by more than [`SLOWER_MAX`].
+//!
+//! Not here: its picture (`sweep_figure`).
 
 use std::fmt;
 
 use serde::Serialize;
 
 use super::machine::Machine;
-use super::plot::{Axis as PlotAxis, Figure, Line, Mark, Panel, Scale};
 use super::probe::Rates;
 use super::row::RowFigures;
 use super::spread::Spread;
@@ -37,6 +38,8 @@ pub(crate) struct Sweep {
     pub(crate) ctx: usize,
     /// Of each setting in each round.
     pub(crate) tokens: usize,
+    /// Before those, not measured.
+    pub(crate) warmup_tokens: usize,
     pub(crate) rounds: usize,
     /// Whether points are missing because somebody stopped the sweep.
     pub(crate) is_interrupted: bool,
@@ -62,11 +65,11 @@ pub(crate) struct Measurement {
 #[derive(Serialize)]
 pub(crate) struct Point {
     /// Which line it belongs to.
-    series: String,
+    pub(super) series: String,
     /// Budget in bytes, window in tokens (twice the widest for none), last token of a block.
-    value: f64,
+    pub(super) value: f64,
     /// Weights in DRAM, as a share of the dense model's.
-    resident: f64,
+    pub(super) resident: f64,
     /// Whether nothing is left on flash.
     fits: bool,
     /// Peak over budget.
@@ -74,7 +77,7 @@ pub(crate) struct Point {
     /// Time over that of the fastest smaller budget; only along budgets.
     over_smaller: Option<f64>,
     #[serde(flatten)]
-    row: Row,
+    pub(super) row: Row,
 }
 
 /// A judgement.
@@ -244,7 +247,7 @@ impl Sweep {
     }
 
     /// Names of the lines, in order.
-    fn series(&self) -> Vec<String> {
+    pub(super) fn series(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         for point in &self.points {
             if !names.contains(&point.series) {
@@ -254,78 +257,8 @@ impl Sweep {
         names
     }
 
-    /// Time and bytes of a token, one above the other.
-    pub(crate) fn figure(&self) -> Figure {
-        let mut x = match self.over {
-            Axis::Memory => PlotAxis::new("weights in DRAM, % of the dense model", Scale::Linear),
-            Axis::Length => PlotAxis::new("tokens generated", Scale::Linear),
-            Axis::Window => PlotAxis::new("window, tokens", Scale::Log2),
-        };
-        if self.over == Axis::Window {
-            let none = self.points.iter().filter(|point| point.row.name == "none");
-            x.names = none.map(|point| (point.value, "none".to_owned())).collect();
-        }
-        let lines = |mark: &dyn Fn(&Point) -> Mark| -> Vec<Line> {
-            let line = |series: String| Line {
-                marks: {
-                    let points = self.points.iter().filter(|point| point.series == series);
-                    points.map(mark).collect()
-                },
-                name: series,
-            };
-            self.series().into_iter().map(line).collect()
-        };
-        let mut times = lines(&|point| Mark {
-            y: point.row.total_ms,
-            range: Some((point.row.total_ms_min, point.row.total_ms_max)),
-            ..self.mark(point)
-        });
-        if self.over != Axis::Length {
-            let floors = self.points.iter().map(|point| Mark {
-                y: point.row.floor_ms,
-                ..self.mark(point)
-            });
-            times.push(Line {
-                name: "floor".to_owned(),
-                marks: floors.collect(),
-            });
-        }
-        let bytes = lines(&|point| Mark {
-            y: point.row.bytes_per_token / 1e6,
-            ..self.mark(point)
-        });
-        let all_times = times.iter().flat_map(|line| &line.marks).map(|mark| mark.y);
-        Figure {
-            title: format!("A token of {} over {}", self.name, self.over.name()),
-            note: self.note(),
-            x,
-            panels: vec![
-                Panel {
-                    y: PlotAxis::new("ms per token", Scale::for_spread(all_times)),
-                    lines: times,
-                },
-                Panel {
-                    y: PlotAxis::new("MB read per token", Scale::Linear),
-                    lines: bytes,
-                },
-            ],
-        }
-    }
-
-    /// A mark at the place of the point, its height still to come.
-    fn mark(&self, point: &Point) -> Mark {
-        let x = match self.over {
-            Axis::Memory => 100.0 * point.resident,
-            Axis::Length | Axis::Window => point.value,
-        };
-        Mark {
-            x,
-            y: 0.0,
-            range: None,
-        }
-    }
-
-    fn note(&self) -> String {
+    /// What it was measured with, in one line.
+    pub(super) fn note(&self) -> String {
         let kind = match self.synthetic {
             Some(_) => "synthetic weights, replayed trace",
             None => "real weights",
@@ -340,12 +273,13 @@ impl Sweep {
             }
         }
         format!(
-            "{kind}, {}{memory}, context {}, {}; medians of {} tokens x {} (bars: min..max)",
+            "{kind}, {}{memory}, context {}, {}; medians of {} tokens x {} after {} (bars: min..max)",
             self.selector,
             self.ctx,
             reads.join(" and "),
             self.tokens,
-            self.rounds
+            self.rounds,
+            self.warmup_tokens
         )
     }
 
