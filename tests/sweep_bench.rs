@@ -239,70 +239,30 @@ fn ctrl_c_keeps_what_is_there() {
     );
 }
 
+/// Flags, and a part of what is said about them.
+const NONSENSE: [(&str, &str); 17] = [
+    ("", "--over"),
+    ("--over depth", "invalid value 'depth'"),
+    ("--over memory --points 1", "must be at least 2"),
+    ("--over memory --points 101", "must be at most 100"),
+    ("--over memory --points 3 --at 50%", "cannot be used with"),
+    ("--over memory --tokens 0", "must be at least 1"),
+    ("--over memory --warmup -1", "--warmup"),
+    ("--over length --block 0", "must be at least 1"),
+    ("--over memory --at lots", "lots"),
+    ("--over memory --at 1KiB", "below the floor"),
+    ("--over memory --memory 50%", "--memory has no meaning"),
+    ("--over window --points 3", "--points has no meaning"),
+    ("--over length --at 3", "--at has no meaning"),
+    ("--over window --at 0", "--at 0: must be at least 1"),
+    ("--over window --at all", "nor \"none\""),
+    ("--over length --ctx 3", "no room after a prompt"),
+    ("--over memory --ctx 100000", "the model's longest is 256"),
+];
+
 #[test]
 fn nonsense_is_refused_in_one_sentence() {
-    let (model, silu) = (demo(), converted(&fixture("llama-2-silu")));
-    for (path, line, part) in [
-        (model.path(), "", "--over"),
-        (model.path(), "--over depth", "invalid value 'depth'"),
-        (
-            model.path(),
-            "--over memory --points 1",
-            "must be at least 2",
-        ),
-        (
-            model.path(),
-            "--over memory --points 101",
-            "must be at most 100",
-        ),
-        (
-            model.path(),
-            "--over memory --points 3 --at 50%",
-            "cannot be used with",
-        ),
-        (
-            model.path(),
-            "--over memory --tokens 0",
-            "must be at least 1",
-        ),
-        (
-            model.path(),
-            "--over length --block 0",
-            "must be at least 1",
-        ),
-        (model.path(), "--over memory --at lots", "lots"),
-        (model.path(), "--over memory --at 1KiB", "below the floor"),
-        (
-            model.path(),
-            "--over memory --memory 50%",
-            "--memory has no meaning for a sweep over memory",
-        ),
-        (
-            model.path(),
-            "--over window --points 3",
-            "--points has no meaning",
-        ),
-        (model.path(), "--over length --at 3", "--at has no meaning"),
-        (
-            model.path(),
-            "--over window --at 0",
-            "--at 0: must be at least 1",
-        ),
-        (model.path(), "--over window --at all", "nor \"none\""),
-        (
-            model.path(),
-            "--over length --ctx 3",
-            "no room after a prompt",
-        ),
-        (
-            model.path(),
-            "--over memory --ctx 100000",
-            "the model's longest is 256",
-        ),
-        (model.path(), "--over memory --out /dev/null", "/dev/null"),
-        (silu.path(), "--over window", "no predictors in this folder"),
-        (Path::new("/no/such"), "--over memory", "/no/such"),
-    ] {
+    let refused = |path: &Path, line: &str, part: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let output = sweep(path, &words);
         let stderr = String::from_utf8(output.stderr).unwrap();
@@ -314,5 +274,16 @@ fn nonsense_is_refused_in_one_sentence() {
             stderr.contains(part) && !stderr.contains("panicked"),
             "{line}: {stderr}"
         );
+    };
+    let (model, silu) = (demo(), converted(&fixture("llama-2-silu")));
+    for (line, part) in NONSENSE {
+        refused(model.path(), line, part);
     }
+    refused(model.path(), "--over memory --out /dev/null", "/dev/null");
+    refused(
+        silu.path(),
+        "--over window --memory 100%",
+        "no predictors in this folder",
+    );
+    refused(Path::new("/no/such"), "--over memory", "/no/such");
 }

@@ -330,7 +330,7 @@ impl IoBench {
         Figure {
             title: format!("Random reads, {}, {engine}", access.io),
             note: format!(
-                "{}; medians of {} rounds (bars: min..max)",
+                "{}\nmedians of {} rounds (bars: min..max)",
                 access.description(),
                 self.rounds
             ),

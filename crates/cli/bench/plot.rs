@@ -25,7 +25,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 const FONT: &[u8] = include_bytes!("../../../assets/dejavu-sans/DejaVuSans-Latin.ttf");
 const FAMILY: &str = "sans-serif";
 const WIDTH: u32 = 920;
-const HEAD_HEIGHT: u32 = 64;
+const HEAD_HEIGHT: u32 = 82;
 const PANEL_HEIGHT: u32 = 300;
 const LEGEND_WIDTH: u32 = 170;
 const LEGEND_LINE: i32 = 24;
@@ -53,7 +53,7 @@ const COLOURS: [RGBColor; 8] = [
 /// One picture.
 pub(crate) struct Figure {
     pub(crate) title: String,
-    /// What it was measured with, below the title.
+    /// What it was measured with, below the title; one or two lines.
     pub(crate) note: String,
     pub(crate) x: Axis,
     /// From top to bottom; the legend has the lines of the first.
@@ -168,8 +168,10 @@ impl Axis {
             Scale::Log10 => decade_ticks(high - low, low),
         };
         let named = self.names.iter();
-        let named = named.filter_map(|(value, _)| self.scale.place(*value));
-        ticks.retain(|tick| (low..=high).contains(tick));
+        let named: Vec<f64> = named
+            .filter_map(|(value, _)| self.scale.place(*value))
+            .collect();
+        ticks.retain(|tick| (low..=high).contains(tick) && !named.contains(tick));
         ticks.extend(named);
         Layout { low, high, ticks }
     }
@@ -271,7 +273,9 @@ impl Figure {
         root.fill(&WHITE)?;
         let (head, body) = root.split_vertically(HEAD_HEIGHT);
         head.draw_text(&self.title, &style(19, TEXT), (16, 12))?;
-        head.draw_text(&self.note, &style(13, FAINT), (16, 40))?;
+        for (index, line) in self.note.lines().enumerate() {
+            head.draw_text(line, &style(13, FAINT), (16, 40 + 18 * index as i32))?;
+        }
         let (body, legend) = body.split_horizontally(WIDTH - LEGEND_WIDTH);
         let panels = body.split_evenly((self.panels.len().max(1), 1));
         let last = self.panels.len().saturating_sub(1);
@@ -419,7 +423,7 @@ mod tests {
         let mut windows = Axis::new("tokens", Scale::Log2);
         windows.names.push((32.0, "none".to_owned()));
         assert_eq!(
-            values(&windows, &[1.0, 3.0, 16.0]),
+            values(&windows, &[1.0, 3.0, 16.0, 32.0]),
             ["1", "2", "4", "8", "16", "none"]
         );
     }

@@ -2,7 +2,9 @@
 //!
 //! Points are medians over the tokens of all rounds. Judgements are about medians too: a budget that is slower than a
 //! smaller one by more than [`SLOWER_MAX`] is a cliff, a budget should be used to [`USED_MIN`] while something of the
-//! model is left on flash, and after its first block a text should not grow by more than [`SLOWER_MAX`].
+//! model is left on flash, and after its first block the second half of a text
+//! should not take more than [`SLOWER_MAX`] times what the first takes. Halves, for what a text is about changes what it
+//! reads from block to block.
 //!
 //! Not here: its picture (`sweep_figure`).
 
@@ -195,11 +197,11 @@ impl Sweep {
             let points = self.points.iter().filter(|point| point.series == series);
             // The first block fills the slots.
             let points: Vec<&Point> = points.skip(1).collect();
-            let quarter = points.len() / 4;
-            if quarter == 0 {
+            let half = points.len() / 2;
+            if half == 0 {
                 continue;
             }
-            let (first, last) = (&points[..quarter], &points[points.len() - quarter..]);
+            let (first, last) = points.split_at(half);
             let growth = |of: fn(&Row) -> f64| {
                 let median = |points: &[&Point]| {
                     Spread::of(points.iter().map(|point| of(&point.row))).median
@@ -214,7 +216,7 @@ impl Sweep {
                 name: "does not grow",
                 holds: bytes <= SLOWER_MAX && time <= SLOWER_MAX,
                 text: format!(
-                    "{series}: the last quarter takes {bytes:.2} times the bytes and {time:.2} times the time of the \
+                    "{series}: the second half takes {bytes:.2} times the bytes and {time:.2} times the time of the \
                      first after a block to warm up"
                 ),
             });
@@ -233,15 +235,18 @@ impl Sweep {
         let (fastest, fewest) = (least(|row| row.total_ms), least(|row| row.bytes_per_token));
         // Lazy dropping is the default: it should be no worse than any window.
         let none = self.points.iter().find(|point| point.row.name == "none");
-        let best = self.points.iter().map(|point| point.row.total_ms);
-        let best = best.fold(f64::INFINITY, f64::min);
         let Some(none) = none else { return };
-        let over_best = none.row.total_ms / best;
+        // Bytes, for they do not depend on the machine's mood.
+        let bytes = self.points.iter().map(|point| point.row.bytes_per_token);
+        let over_best = times(
+            none.row.bytes_per_token,
+            bytes.fold(f64::INFINITY, f64::min),
+        );
         self.checks = vec![Check {
-            name: "no window is the best default",
-            holds: over_best <= SLOWER_MAX,
+            name: "no window reads no more than any window",
+            holds: over_best <= 1.0,
             text: format!(
-                "no window takes {over_best:.2} times the fastest window's time; fastest {fastest}, fewest bytes {fewest}"
+                "{over_best:.2} times the bytes of the best; fastest {fastest}, fewest bytes {fewest}"
             ),
         }];
     }
@@ -257,7 +262,7 @@ impl Sweep {
         names
     }
 
-    /// What it was measured with, in one line.
+    /// What it was measured with, in two lines.
     pub(super) fn note(&self) -> String {
         let kind = match self.synthetic {
             Some(_) => "synthetic weights, replayed trace",
@@ -273,7 +278,7 @@ impl Sweep {
             }
         }
         format!(
-            "{kind}, {}{memory}, context {}, {}; medians of {} tokens x {} after {} (bars: min..max)",
+            "{kind}, {}{memory}, context {}\n{}; medians of {} tokens x {} after {} (bars: min..max)",
             self.selector,
             self.ctx,
             reads.join(" and "),
@@ -347,7 +352,7 @@ impl fmt::Display for Sweep {
             "{}: over {}; {}",
             self.model,
             self.over.name(),
-            self.note()
+            self.note().replace('\n', "; ")
         )?;
         writeln!(f, "{}\n{}", self.machine, self.remarks())?;
         let is_memory = self.over == Axis::Memory;
@@ -357,8 +362,8 @@ impl fmt::Display for Sweep {
         };
         writeln!(
             f,
-            "| {} | resident | budget MB | peak/budget | MB/token | missed | I/O ms | total ms (min..max) | floor ms | \
-             reads |{more}\n|---|---|---|---|---|---|---|---|---|---|{rule}",
+            "| {} | resident | budget MB | peak/budget | MB/token | selected | missed | I/O ms | total ms (min..max) | floor ms | \
+             reads |{more}\n|---|---|---|---|---|---|---|---|---|---|---|{rule}",
             match self.over {
                 Axis::Memory => "budget",
                 Axis::Length => "tokens",
@@ -409,10 +414,11 @@ impl fmt::Display for Point {
             .map_or("-".to_owned(), |used| format!("{used:.3}"));
         write!(
             f,
-            " {:.1} % | {:.1} | {used} | {:.2} | {:.2} % | {:.2} | {:.2} ({:.2}..{:.2}) | {:.2} | {} |",
+            " {:.1} % | {:.1} | {used} | {:.2} | {:.1} % | {:.2} % | {:.2} | {:.2} ({:.2}..{:.2}) | {:.2} | {} |",
             100.0 * self.resident,
             row.budget_bytes.unwrap_or(0) as f64 / 1e6,
             row.bytes_per_token / 1e6,
+            100.0 * row.selected,
             100.0 * row.missed,
             row.io_ms,
             row.total_ms,

@@ -45,7 +45,7 @@ pub(crate) struct Row {
     pub(crate) reads: Option<String>,
     pub(crate) bytes_per_token: f64,
     /// Shares of the FFN's neurons.
-    selected: f64,
+    pub(crate) selected: f64,
     pub(crate) missed: f64,
     /// Of the device while reads were in flight.
     read_bytes_per_s: f64,
