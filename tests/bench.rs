@@ -94,10 +94,12 @@ fn cells_are_named_and_say_what_was_effective() {
 }
 
 #[test]
-fn the_table_has_a_row_for_each_setting() {
+fn the_table_has_a_row_and_the_picture_a_mark_for_each_setting() {
     let folder = tempfile::tempdir().unwrap();
     let path = large_file(&folder);
-    let flags = [&TINY[..], &["--io", "buffered", "--engine", "pool"]].concat();
+    let pictures = folder.path().join("pictures");
+    let flags = ["--io", "buffered", "--engine", "pool", "--out"];
+    let flags = [&TINY[..], &flags, &[pictures.to_str().unwrap()]].concat();
     let output = bench_io(&path, &flags);
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{table}");
@@ -114,6 +116,13 @@ fn the_table_has_a_row_for_each_setting() {
         [2, 2],
         "{table}"
     );
+    let svg = fs::read_to_string(pictures.join("io-buffered-pool.svg")).unwrap();
+    for part in ["1 in flight", "8 in flight", "MB/s", "KiB", "</svg>"] {
+        assert!(svg.contains(part), "{svg}");
+    }
+    let png = fs::read(pictures.join("io-buffered-pool.png")).unwrap();
+    assert!(png.starts_with(b"\x89PNG"));
+    assert_eq!(fs::read_dir(&pictures).unwrap().count(), 2);
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod hub;
 mod score;
 mod stock;
 mod support;
+mod sweep_bench;
 mod synth;
 mod tidy;
 mod tokenizers;

@@ -23,21 +23,20 @@
 //!
 //! Models with random weights replay a made-up trace, see [`figures`](super::figures); the output says so.
 
-use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure, Context, Result};
-use candle_wick::{available_memory_bytes, FlashFolder, HumanBytes, Memory, SelectorKind};
+use anyhow::{ensure, Result};
+use candle_wick::{available_memory_bytes, HumanBytes, Memory, SelectorKind};
 use candle_wick_models::LoadOptions;
 use clap::Args;
 
 use super::cgroup::MemoryCgroup;
 use super::dense::{dense_bytes, DenseModel};
-use super::figures::{activity, Activity};
 use super::machine::Machine;
-use super::probe::{Rates, Records};
+use super::probe::Rates;
 use super::row::{RowFigures, RowSpec};
+use super::subject::Subject;
 use super::table::{DecodeBench, Measured, Row};
 use crate::args::{positive, share, FolderArgs};
 use crate::output;
@@ -45,9 +44,9 @@ use crate::output;
 /// Neurons that stream through each layer of the naive row: two passes' worth.
 const NAIVE_SLOTS: usize = 512;
 /// The paper's protocol: a prompt of 128 tokens and 256 more.
-const CTX_DEFAULT: usize = 384;
+pub(super) const CTX_DEFAULT: usize = 384;
 /// By how much the floor of one process may differ from that of another.
-const PROCESS_SLACK_BYTES: u64 = 4 << 20;
+pub(super) const PROCESS_SLACK_BYTES: u64 = 4 << 20;
 /// Rates are probed again after a row when this has passed.
 const PROBE_EVERY: Duration = Duration::from_secs(15);
 /// Rows that go through most of the model get this many tokens at most.
@@ -89,23 +88,19 @@ pub(crate) struct DecodeArgs {
 /// What all rows share.
 struct Bench<'a> {
     args: &'a DecodeArgs,
-    folder: FlashFolder,
+    subject: Subject,
     ctx: usize,
-    activity: Option<&'static Activity>,
 }
 
 pub(crate) fn run(args: &DecodeArgs) -> Result<ExitCode> {
-    let folder = args.folder.open()?;
-    let synthetic = synthetic_name(&folder)?;
-    let model_type = folder.manifest().model_type.clone();
+    let subject = Subject::open(&args.folder)?;
     let bench = Bench {
         args,
-        activity: synthetic.as_ref().map(|_| activity(&model_type)),
         ctx: match args.ctx {
             Some(ctx) => ctx,
-            None => longest_ctx(&folder)?.min(CTX_DEFAULT),
+            None => subject.ctx_up_to(CTX_DEFAULT)?,
         },
-        folder,
+        subject,
     };
     let names = bench.names()?;
     let decoded = args.tokens + args.tokens.div_ceil(2);
@@ -118,9 +113,9 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<ExitCode> {
     let (rates, measured, status) = bench.measure(&names)?;
     let rows = measured.iter().map(|row| Row::new(row, &rates)).collect();
     let table = DecodeBench {
-        model: bench.folder.path().display().to_string(),
-        synthetic,
-        activity: bench.activity.map(|activity| activity.source),
+        model: bench.subject.folder.path().display().to_string(),
+        activity: bench.subject.activity.map(|activity| activity.source),
+        synthetic: bench.subject.synthetic,
         guessed: args.guessed,
         memory: describe(args.memory),
         ctx: bench.ctx,
@@ -135,20 +130,7 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<ExitCode> {
     Ok(status)
 }
 
-/// The model's longest context, as far as it matters here.
-fn longest_ctx(folder: &FlashFolder) -> Result<usize> {
-    Ok(candle_wick_models::plan(folder, &LoadOptions::default())?.ctx)
-}
-
-/// Whose geometry the random weights of the folder have.
-fn synthetic_name(folder: &FlashFolder) -> Result<Option<String>> {
-    let config: serde_json::Value = serde_json::from_str(&folder.config_json()?)
-        .context("config.json of a converted folder")?;
-    let name = config.get(candle_wick_convert::synthetic::SYNTHETIC_KEY);
-    Ok(name.and_then(|name| name.as_str()).map(str::to_owned))
-}
-
-fn describe(memory: Memory) -> String {
+pub(super) fn describe(memory: Memory) -> String {
     match memory {
         Memory::Bytes(bytes) => HumanBytes(bytes).to_string(),
         Memory::Percent(percent) => format!("{percent}% of the weights"),
@@ -170,7 +152,7 @@ const ROWS: [&str; 8] = [
 impl Bench<'_> {
     /// The rows to measure; without predictors those of a selector make no sense.
     fn names(&self) -> Result<Vec<&'static str>> {
-        let has_predictors = self.folder.predictors()?.is_some();
+        let has_predictors = self.subject.folder.predictors()?.is_some();
         for asked in &self.args.rows {
             ensure!(
                 ROWS.contains(&asked.as_str()),
@@ -197,24 +179,10 @@ impl Bench<'_> {
         Ok(names)
     }
 
-    fn rates(&self) -> Result<Rates> {
-        let (file, extent) = self
-            .folder
-            .record_extent(0)
-            .context("a model without layers")?;
-        let layer = &self.folder.manifest().layers[0];
-        let records = Records {
-            offset_bytes: extent.offset_bytes,
-            stride_bytes: layer.stride_bytes,
-            count: layer.intermediate_size as u64,
-        };
-        Rates::measure(file, &records)
-    }
-
     /// All rows, and the best rates that the machine showed before, between and after them: a rate that a moment's
     /// disturbance lowered would raise the floors, and flatter the rows.
     fn measure(&self, names: &[&'static str]) -> Result<(Rates, Vec<Measured>, ExitCode)> {
-        let mut rates = self.rates()?;
+        let mut rates = self.subject.rates()?;
         let mut probed = Instant::now();
         let mut rows = Vec::new();
         let mut status = ExitCode::SUCCESS;
@@ -232,7 +200,7 @@ impl Bench<'_> {
                 }
             }
             if probed.elapsed() > PROBE_EVERY {
-                rates.keep_best(self.rates()?);
+                rates.keep_best(self.subject.rates()?);
                 probed = Instant::now();
             }
         }
@@ -247,9 +215,9 @@ impl Bench<'_> {
         }
         let spec = self.spec(name)?;
         let cgroup = MemoryCgroup::new(spec.limit_bytes);
-        let figures = measure(&spec, cgroup.as_ref())?;
+        let figures = spec.in_own_process(cgroup.as_ref())?;
         Ok(Some(Measured {
-            name,
+            name: name.to_owned(),
             figures,
             in_cgroup: cgroup.is_some(),
         }))
@@ -257,7 +225,7 @@ impl Bench<'_> {
 
     /// Whether rows and columns of a neuron can be read apart without copies and without more memory than together.
     fn can_read_apart(&self) -> bool {
-        let mut layers = self.folder.manifest().layers.iter();
+        let mut layers = self.subject.folder.manifest().layers.iter();
         layers.all(|layer| {
             let row_bytes = layer.record_layout().row_bytes();
             layer.gate.is_none() && row_bytes.is_multiple_of(BLOCK_BYTES)
@@ -279,7 +247,7 @@ impl Bench<'_> {
             ..LoadOptions::default()
         };
         let mut memory = self.args.memory;
-        let plan = candle_wick_models::plan(&self.folder, &options)?;
+        let plan = candle_wick_models::plan(&self.subject.folder, &options)?;
         let is_naive = name == "naive";
         let mut limit_bytes = plan.total_bytes;
         if is_naive {
@@ -288,7 +256,7 @@ impl Bench<'_> {
             memory = Memory::Bytes(limit_bytes);
             options.memory = Some(memory);
             options.slots_per_layer = Some(NAIVE_SLOTS);
-            limit_bytes = candle_wick_models::plan(&self.folder, &options)?
+            limit_bytes = candle_wick_models::plan(&self.subject.folder, &options)?
                 .total_bytes
                 .max(limit_bytes);
         }
@@ -300,7 +268,7 @@ impl Bench<'_> {
         };
         Ok(RowSpec {
             name: name.to_owned(),
-            folder: self.folder.path().to_owned(),
+            folder: self.subject.folder.path().to_owned(),
             memory: match memory {
                 Memory::Bytes(bytes) => bytes.to_string(),
                 Memory::Percent(percent) => format!("{percent}%"),
@@ -317,10 +285,12 @@ impl Bench<'_> {
             engine: io.engine.to_string(),
             direct: io.direct.into(),
             activity: self
+                .subject
                 .activity
                 .filter(|_| has_selector)
                 .map(|activity| activity.figures),
             guessed: self.args.guessed,
+            text: None,
             warmup_tokens: if has_selector { tokens.div_ceil(2) } else { 1 },
             tokens,
         })
@@ -328,7 +298,7 @@ impl Bench<'_> {
 
     /// `None` where the weights do not fit into memory.
     fn dense_row(&self) -> Result<Option<Measured>> {
-        let needed = dense_bytes(&self.folder);
+        let needed = dense_bytes(&self.subject.folder);
         if available_memory_bytes().is_some_and(|free| free < needed + needed / 20) {
             output::note(&format!(
                 "{DENSE_ROW}: left out, {} of weights do not fit into free memory",
@@ -336,42 +306,13 @@ impl Bench<'_> {
             ));
             return Ok(None);
         }
-        let model = DenseModel::new(&self.folder)?;
+        let model = DenseModel::new(&self.subject.folder)?;
         model.token_ms()?;
         let times: Result<Vec<f64>> = (0..SLOW_TOKENS).map(|_| model.token_ms()).collect();
         Ok(Some(Measured {
-            name: DENSE_ROW,
+            name: DENSE_ROW.to_owned(),
             figures: RowFigures::in_dram(model.bytes, &times?),
             in_cgroup: false,
         }))
     }
-}
-
-/// Runs the row in a process of its own.
-fn measure(spec: &RowSpec, cgroup: Option<&MemoryCgroup>) -> Result<RowFigures> {
-    let program = std::env::current_exe().context("this program's own path")?;
-    let mut command = match cgroup {
-        Some(group) => group.command(&program),
-        None => Command::new(&program),
-    };
-    command.args(["bench", "row", &serde_json::to_string(spec)?]);
-    let output = command.output().with_context(|| starting(&program))?;
-    if !output.status.success() {
-        let kills = cgroup
-            .and_then(|group| group.usage().oom_kills)
-            .unwrap_or(0);
-        let said = String::from_utf8_lossy(&output.stderr);
-        match kills {
-            0 => bail!("{}", said.trim().trim_start_matches("wick: ")),
-            _ => bail!(
-                "killed for using more memory than its budget of {} bytes",
-                spec.limit_bytes
-            ),
-        }
-    }
-    serde_json::from_slice(&output.stdout).context("the figures of a row")
-}
-
-fn starting(program: &Path) -> String {
-    format!("starting {}", program.display())
 }

@@ -7,6 +7,7 @@
 //!
 //! Not here: reads in order and the rates that bound a decode (`probe`).
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -20,6 +21,7 @@ use wick_io::{DirectIo, Engine, FlashFile, IoError, Reader};
 use super::access::{Access, IoChoice};
 use super::load::{reader, Draw, Load, Sample, IN_FLIGHT_MAX};
 use super::machine::Machine;
+use super::plot::{Axis, Figure, Line, Mark, Panel, Scale};
 use super::spread::{Spread, ROUNDS};
 use crate::args::{number, positive};
 use crate::output;
@@ -67,6 +69,10 @@ pub(crate) struct IoArgs {
     /// Seconds that a cell of the table takes at least
     #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
     seconds: f64,
+
+    /// Folder for pictures of throughput by length, SVG and PNG: one for each engine and way of reading
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
 
     /// Print one JSON object
     #[arg(long)]
@@ -138,6 +144,9 @@ struct Cell {
 pub(crate) fn run(args: &IoArgs) -> Result<ExitCode> {
     let path = measured_file(&args.path)?;
     let (accesses, engines, left_out) = available(args, &path)?;
+    if let Some(out) = &args.out {
+        fs::create_dir_all(out).with_context(|| out.display().to_string())?;
+    }
     let row_count = accesses.len() * args.size.len() * args.in_flight.len();
     let total_s = (row_count * engines.len()) as f64 * args.seconds;
     output::note(&format!(
@@ -177,6 +186,14 @@ pub(crate) fn run(args: &IoArgs) -> Result<ExitCode> {
     }
     if args.json {
         output::print_json(&bench)?;
+    }
+    if let Some(out) = &args.out {
+        for access in &bench.accesses {
+            for engine in &bench.engines {
+                let name = format!("io-{}-{engine}", access.io);
+                bench.figure(access, engine).write(out, &name)?;
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -286,6 +303,43 @@ impl IoBench {
             }
         });
         Ok(cells.collect())
+    }
+
+    /// Throughput by length, a line for each count in flight.
+    fn figure(&self, access: &Access, engine: &str) -> Figure {
+        let is_shown = |cell: &&Cell| cell.io == access.io && cell.engine == engine;
+        let cells: Vec<&Cell> = self.cells.iter().filter(is_shown).collect();
+        let mut counts: Vec<usize> = cells.iter().map(|cell| cell.in_flight).collect();
+        counts.sort_unstable();
+        counts.dedup();
+        let line = |count: usize| {
+            let cells = cells.iter().filter(|cell| cell.in_flight == count);
+            let mark = |cell: &&Cell| Mark {
+                x: cell.read_bytes as f64 / 1024.0,
+                y: cell.mb_per_s.median,
+                range: Some((cell.mb_per_s.min, cell.mb_per_s.max)),
+            };
+            let mut marks: Vec<Mark> = cells.map(mark).collect();
+            marks.sort_by(|a, b| a.x.total_cmp(&b.x));
+            Line {
+                name: format!("{count} in flight"),
+                marks,
+            }
+        };
+        let rates = cells.iter().map(|cell| cell.mb_per_s.median);
+        Figure {
+            title: format!("Random reads, {}, {engine}", access.io),
+            note: format!(
+                "{}\nmedians of {} rounds (bars: min..max)",
+                access.description(),
+                self.rounds
+            ),
+            x: Axis::new("length of a read, KiB", Scale::Log2),
+            panels: vec![Panel {
+                y: Axis::new("MB/s", Scale::for_spread(rates)),
+                lines: counts.into_iter().map(line).collect(),
+            }],
+        }
     }
 
     /// What is about to be measured, in sentences.

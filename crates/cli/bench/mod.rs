@@ -12,9 +12,14 @@ mod figures;
 mod io;
 mod load;
 mod machine;
+mod plot;
 mod probe;
 mod row;
 mod spread;
+mod subject;
+mod sweep;
+mod sweep_figure;
+mod sweep_table;
 mod table;
 
 use std::process::ExitCode;
@@ -34,6 +39,8 @@ enum Benchmark {
     Io(io::IoArgs),
     /// Measure what a token takes at a budget, and what each part of the method brings
     Decode(decode::DecodeArgs),
+    /// Measure what a token takes along budgets, the length of a text, or windows
+    Sweep(sweep::SweepArgs),
     /// Measure one row of `decode`; it starts this by itself
     #[command(hide = true)]
     Row(row::RowArgs),
@@ -43,6 +50,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     match &args.benchmark {
         Benchmark::Io(args) => io::run(args),
         Benchmark::Decode(args) => decode::run(args),
+        Benchmark::Sweep(args) => sweep::run(args),
         Benchmark::Row(args) => row::run(args),
     }
 }

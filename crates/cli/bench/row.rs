@@ -4,18 +4,19 @@
 //! Times of a token: I/O is waiting for reads, memory is keeping the cache's books, compute is everything else.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{bail, Context, Result};
 use candle_wick::{
     peak_rss_bytes, ActivityTrace, DirectIo, Engine, FfnStats, FlashFolder, IoOptions, Lookahead,
     MatrixStats, Memory, SelectorKind, Switches, TraceFigures,
 };
-use candle_wick_models::{LoadOptions, LoadedModel};
+use candle_wick_models::{LoadOptions, LoadedModel, Sampler, Sampling};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
+use super::cgroup::MemoryCgroup;
 use crate::output;
 
 /// Seed of the trace and of the tokens.
@@ -50,8 +51,18 @@ pub(crate) struct RowSpec {
     pub(crate) activity: Option<TraceFigures>,
     /// Share of a token's neurons that guesses name, where a trace is replayed.
     pub(crate) guessed: f64,
+    /// What to write; `None` feeds ids that follow no pattern.
+    pub(crate) text: Option<TextSpec>,
     pub(crate) warmup_tokens: usize,
     pub(crate) tokens: usize,
+}
+
+/// A text that the model writes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct TextSpec {
+    pub(crate) prompt: Vec<u32>,
+    /// Sample from the fewest tokens whose probabilities reach this sum; `None` takes the likeliest.
+    pub(crate) top_p: Option<f64>,
 }
 
 /// [`DirectIo`] on its way to another process.
@@ -190,18 +201,53 @@ impl RowSpec {
         })
     }
 
-    /// Loads the model and decodes.
+    /// Measures in a process of its own, inside `cgroup` if there is one.
+    pub(crate) fn in_own_process(&self, cgroup: Option<&MemoryCgroup>) -> Result<RowFigures> {
+        let program = std::env::current_exe().context("this program's own path")?;
+        let mut command = match cgroup {
+            Some(group) => group.command(&program),
+            None => Command::new(&program),
+        };
+        command.args(["bench", "row", &serde_json::to_string(self)?]);
+        let output = command
+            .output()
+            .with_context(|| format!("starting {}", program.display()))?;
+        if !output.status.success() {
+            let kills = cgroup
+                .and_then(|group| group.usage().oom_kills)
+                .unwrap_or(0);
+            let said = String::from_utf8_lossy(&output.stderr);
+            match kills {
+                0 => bail!("{}", said.trim().trim_start_matches("wick: ")),
+                _ => bail!(
+                    "killed for using more memory than its budget of {} bytes",
+                    self.limit_bytes
+                ),
+            }
+        }
+        serde_json::from_slice(&output.stdout).context("the figures of a row")
+    }
+
+    /// Loads the model and decodes. A text that outgrows the context goes on in a new one, from its last token.
     fn measure(&self) -> Result<RowFigures> {
         let folder = FlashFolder::open(&self.folder, self.io_options()?)?;
         let options = self.options(&folder)?;
         let mut model = LoadedModel::load(folder, &options)?;
-        let mut ids = Ids::new(model.vocab_size());
-        for _ in 0..self.warmup_tokens {
-            model.forward(&[ids.next()])?;
-        }
+        let (mut ids, mut logits) = match &self.text {
+            Some(text) => (Ids::written(text.top_p), model.forward(&text.prompt)?),
+            None => (Ids::made_up(model.vocab_size()), Vec::new()),
+        };
         let mut tokens = Vec::with_capacity(self.tokens);
-        for _ in 0..self.tokens {
-            tokens.push(token(&mut model, ids.next())?);
+        for index in 0..self.warmup_tokens + self.tokens {
+            let id = ids.after(&logits)?;
+            if model.position() == model.ctx() {
+                model.reset();
+            }
+            let figures;
+            (figures, logits) = token(&mut model, id)?;
+            if index >= self.warmup_tokens {
+                tokens.push(figures);
+            }
         }
         let (plan, folder) = (model.plan(), model.folder());
         Ok(RowFigures {
@@ -214,13 +260,13 @@ impl RowSpec {
     }
 }
 
-/// Decodes one token.
-fn token(model: &mut LoadedModel, id: u32) -> Result<TokenFigures> {
+/// Decodes one token: what it took, and the logits after it.
+fn token(model: &mut LoadedModel, id: u32) -> Result<(TokenFigures, Vec<f32>)> {
     model.reset_stats();
     let counters = model.folder().io_counters();
     let before = model.folder().matrix_stats();
     let started = Instant::now();
-    model.forward(&[id])?;
+    let logits = model.forward(&[id])?;
     let total = started.elapsed();
     let folder = model.folder();
     let bytes_read = folder.io_counters().bytes - counters.bytes;
@@ -229,7 +275,7 @@ fn token(model: &mut LoadedModel, id: u32) -> Result<TokenFigures> {
     // Read at the right moment or ahead of it: both had to be.
     let missed = ffn.misses + ffn.ahead_used;
     let matrix_bytes = matrices.bytes_multiplied - before.bytes_multiplied;
-    Ok(TokenFigures {
+    let figures = TokenFigures {
         total_ms: ms(total),
         io_ms: ms(ffn.io + streamed(|stats| stats.io)),
         in_flight_ms: ms(ffn.in_flight + streamed(|stats| stats.in_flight)),
@@ -244,7 +290,8 @@ fn token(model: &mut LoadedModel, id: u32) -> Result<TokenFigures> {
         ahead_used: ffn.ahead_used as f64,
         selected: ffn.selected_fraction(),
         missed: missed as f64 / ffn.neurons.max(1) as f64,
-    })
+    };
+    Ok((figures, logits))
 }
 
 fn stride_bytes(folder: &FlashFolder) -> u64 {
@@ -271,27 +318,43 @@ fn ms(time: Duration) -> f64 {
     1000.0 * time.as_secs_f64()
 }
 
-/// Token ids that follow no pattern: what they mean does not matter here.
-struct Ids {
-    state: u64,
-    vocab_size: u64,
+/// The ids to decode, one by one.
+enum Ids {
+    /// Without a pattern: what they mean does not matter.
+    MadeUp { state: u64, vocab_size: u64 },
+    /// What the model says itself, also past the end of its text.
+    Written(Box<Sampler>),
 }
 
 impl Ids {
-    fn new(vocab_size: usize) -> Self {
-        Self {
+    fn made_up(vocab_size: usize) -> Self {
+        Self::MadeUp {
             state: SEED,
             vocab_size: vocab_size as u64,
         }
     }
 
-    fn next(&mut self) -> u32 {
-        // Knuth's linear congruential generator; its upper bits are the good ones.
-        self.state = self
-            .state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        ((self.state >> 33) % self.vocab_size.max(1)) as u32
+    fn written(top_p: Option<f64>) -> Self {
+        Self::Written(Box::new(Sampler::new(&Sampling {
+            temperature: if top_p.is_some() { 1.0 } else { 0.0 },
+            top_p,
+            seed: SEED,
+            ..Sampling::default()
+        })))
+    }
+
+    /// The id after a text with these logits.
+    fn after(&mut self, logits: &[f32]) -> Result<u32> {
+        match self {
+            Self::MadeUp { state, vocab_size } => {
+                // Knuth's linear congruential generator; its upper bits are the good ones.
+                *state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                Ok(((*state >> 33) % (*vocab_size).max(1)) as u32)
+            }
+            Self::Written(sampler) => Ok(sampler.sample(logits)?),
+        }
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct DecodeBench {
 
 /// What one row's process found.
 pub(crate) struct Measured {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     pub(crate) figures: RowFigures,
     /// Whether a memory cgroup held the process to its budget.
     pub(crate) in_cgroup: bool,
@@ -37,21 +37,21 @@ pub(crate) struct Measured {
 /// Medians over the tokens of a row.
 #[derive(Serialize)]
 pub(crate) struct Row {
-    name: &'static str,
-    dram_bytes: u64,
-    budget_bytes: Option<u64>,
-    peak_bytes: Option<u64>,
-    in_cgroup: bool,
-    reads: Option<String>,
-    bytes_per_token: f64,
+    pub(crate) name: String,
+    pub(crate) dram_bytes: u64,
+    pub(crate) budget_bytes: Option<u64>,
+    pub(crate) peak_bytes: Option<u64>,
+    pub(crate) in_cgroup: bool,
+    pub(crate) reads: Option<String>,
+    pub(crate) bytes_per_token: f64,
     /// Shares of the FFN's neurons.
-    selected: f64,
-    missed: f64,
+    pub(crate) selected: f64,
+    pub(crate) missed: f64,
     /// Of the device while reads were in flight.
     read_bytes_per_s: f64,
     /// Beside the rate probed for this kind of reads.
     read_share: f64,
-    io_ms: f64,
+    pub(crate) io_ms: f64,
     memory_ms: f64,
     compute_ms: f64,
     /// Choosing neurons: part of compute.
@@ -61,11 +61,11 @@ pub(crate) struct Row {
     /// Neurons read ahead, and those of them that were then selected.
     ahead_read: f64,
     ahead_used: f64,
-    total_ms: f64,
-    total_ms_min: f64,
-    total_ms_max: f64,
+    pub(crate) total_ms: f64,
+    pub(crate) total_ms_min: f64,
+    pub(crate) total_ms_max: f64,
     tokens: usize,
-    floor_ms: f64,
+    pub(crate) floor_ms: f64,
     /// Which of the two floors it is: `flash` or `DRAM`.
     floor_of: &'static str,
     total_over_floor: f64,
@@ -112,7 +112,7 @@ impl Row {
             false => 0.0,
         };
         Self {
-            name: measured.name,
+            name: measured.name.clone(),
             dram_bytes: figures.dram_bytes,
             budget_bytes: figures.budget_bytes,
             peak_bytes: figures.peak_bytes,

@@ -1,0 +1,66 @@
+//! The model that a benchmark is about, and what has to be known of it before anything is measured.
+
+use anyhow::{Context, Result};
+use candle_wick::FlashFolder;
+use candle_wick_models::LoadOptions;
+
+use super::figures::{activity, Activity};
+use super::probe::{Rates, Records};
+use crate::args::FolderArgs;
+
+/// An opened folder.
+pub(crate) struct Subject {
+    pub(crate) folder: FlashFolder,
+    /// Whose geometry random weights have; `None` for a real model.
+    pub(crate) synthetic: Option<String>,
+    /// What random weights replay.
+    pub(crate) activity: Option<&'static Activity>,
+}
+
+impl Subject {
+    pub(crate) fn open(args: &FolderArgs) -> Result<Self> {
+        let folder = args.open()?;
+        let synthetic = synthetic_name(&folder)?;
+        let model_type = folder.manifest().model_type.clone();
+        Ok(Self {
+            activity: synthetic.as_ref().map(|_| activity(&model_type)),
+            synthetic,
+            folder,
+        })
+    }
+
+    /// A context of `wanted` positions, or the one that loading takes by default where the model has not as many.
+    pub(crate) fn ctx_up_to(&self, wanted: usize) -> Result<usize> {
+        let with = |ctx| LoadOptions {
+            ctx,
+            ..LoadOptions::default()
+        };
+        match candle_wick_models::plan(&self.folder, &with(Some(wanted))) {
+            Ok(plan) => Ok(plan.ctx),
+            Err(_) => Ok(candle_wick_models::plan(&self.folder, &with(None))?.ctx),
+        }
+    }
+
+    /// What the device that holds the folder and the memory can do.
+    pub(crate) fn rates(&self) -> Result<Rates> {
+        let (file, extent) = self
+            .folder
+            .record_extent(0)
+            .context("a model without layers")?;
+        let layer = &self.folder.manifest().layers[0];
+        let records = Records {
+            offset_bytes: extent.offset_bytes,
+            stride_bytes: layer.stride_bytes,
+            count: layer.intermediate_size as u64,
+        };
+        Rates::measure(file, &records)
+    }
+}
+
+/// Whose geometry the random weights of the folder have.
+fn synthetic_name(folder: &FlashFolder) -> Result<Option<String>> {
+    let config: serde_json::Value = serde_json::from_str(&folder.config_json()?)
+        .context("config.json of a converted folder")?;
+    let name = config.get(candle_wick_convert::synthetic::SYNTHETIC_KEY);
+    Ok(name.and_then(|name| name.as_str()).map(str::to_owned))
+}
