@@ -10,6 +10,7 @@ mod failures;
 mod fixtures;
 mod heads;
 mod hub;
+mod prompt_bench;
 mod score;
 mod stock;
 mod support;

@@ -14,6 +14,7 @@ mod load;
 mod machine;
 mod plot;
 mod probe;
+mod prompt;
 mod row;
 mod spread;
 mod subject;
@@ -41,6 +42,8 @@ enum Benchmark {
     Decode(decode::DecodeArgs),
     /// Measure what a token takes along budgets, the length of a text, or windows
     Sweep(sweep::SweepArgs),
+    /// Measure the time to the first token of prompts, and what they read
+    Prompt(prompt::PromptArgs),
     /// Measure one row of `decode`; it starts this by itself
     #[command(hide = true)]
     Row(row::RowArgs),
@@ -51,6 +54,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         Benchmark::Io(args) => io::run(args),
         Benchmark::Decode(args) => decode::run(args),
         Benchmark::Sweep(args) => sweep::run(args),
+        Benchmark::Prompt(args) => prompt::run(args),
         Benchmark::Row(args) => row::run(args),
     }
 }

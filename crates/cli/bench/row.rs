@@ -102,10 +102,12 @@ pub(crate) struct RowFigures {
     pub(crate) peak_bytes: Option<u64>,
     /// How files were really read, such as `direct, pool`.
     pub(crate) reads: Option<String>,
+    /// What the text's prompt took, all of it.
+    pub(crate) prompt: Option<TokenFigures>,
     pub(crate) tokens: Vec<TokenFigures>,
 }
 
-/// What one token took.
+/// What one token took, or a prompt.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct TokenFigures {
     pub(crate) total_ms: f64,
@@ -126,8 +128,10 @@ pub(crate) struct TokenFigures {
     pub(crate) record_bytes: f64,
     /// Weights, keys and values that products went through.
     pub(crate) touched_bytes: f64,
-    /// Share of the FFN's neurons selected.
+    /// Share of the FFN's neurons selected, by a token.
     pub(crate) selected: f64,
+    /// Neurons that any token of a step selected, as a share of the FFN's; of several steps added up.
+    pub(crate) needed: f64,
     /// Neurons read ahead, and those of them that were then selected.
     pub(crate) ahead_read: f64,
     pub(crate) ahead_used: f64,
@@ -155,6 +159,7 @@ impl RowFigures {
             budget_bytes: None,
             peak_bytes: None,
             reads: None,
+            prompt: None,
             tokens: times_ms.iter().map(token).collect(),
         }
     }
@@ -233,10 +238,13 @@ impl RowSpec {
         let folder = FlashFolder::open(&self.folder, self.io_options()?)?;
         let options = self.options(&folder)?;
         let mut model = LoadedModel::load(folder, &options)?;
-        let (mut ids, mut logits) = match &self.text {
-            Some(text) => (Ids::written(text.top_p), model.forward(&text.prompt)?),
-            None => (Ids::made_up(model.vocab_size()), Vec::new()),
-        };
+        let (mut ids, mut prompt, mut logits) =
+            (Ids::made_up(model.vocab_size()), None, Vec::new());
+        if let Some(text) = &self.text {
+            let figures;
+            (figures, logits) = pass(&mut model, &text.prompt)?;
+            (ids, prompt) = (Ids::written(text.top_p), Some(figures));
+        }
         let mut tokens = Vec::with_capacity(self.tokens);
         for index in 0..self.warmup_tokens + self.tokens {
             let id = ids.after(&logits)?;
@@ -244,7 +252,7 @@ impl RowSpec {
                 model.reset();
             }
             let figures;
-            (figures, logits) = token(&mut model, id)?;
+            (figures, logits) = pass(&mut model, &[id])?;
             if index >= self.warmup_tokens {
                 tokens.push(figures);
             }
@@ -255,18 +263,19 @@ impl RowSpec {
             budget_bytes: Some(plan.budget_bytes),
             peak_bytes: peak_rss_bytes(),
             reads: Some(format!("{}, {}", folder.io_mode(), folder.io_engine())),
+            prompt,
             tokens,
         })
     }
 }
 
-/// Decodes one token: what it took, and the logits after it.
-fn token(model: &mut LoadedModel, id: u32) -> Result<(TokenFigures, Vec<f32>)> {
+/// Decodes a token, or reads a prompt: what it took, and the logits after it.
+fn pass(model: &mut LoadedModel, ids: &[u32]) -> Result<(TokenFigures, Vec<f32>)> {
     model.reset_stats();
     let counters = model.folder().io_counters();
     let before = model.folder().matrix_stats();
     let started = Instant::now();
-    let logits = model.forward(&[id])?;
+    let logits = model.forward(ids)?;
     let total = started.elapsed();
     let folder = model.folder();
     let bytes_read = folder.io_counters().bytes - counters.bytes;
@@ -289,6 +298,7 @@ fn token(model: &mut LoadedModel, id: u32) -> Result<(TokenFigures, Vec<f32>)> {
         ahead_read: ffn.ahead_read as f64,
         ahead_used: ffn.ahead_used as f64,
         selected: ffn.selected_fraction(),
+        needed: (ffn.hits + ffn.misses) as f64 * ids.len() as f64 / ffn.neurons.max(1) as f64,
         missed: missed as f64 / ffn.neurons.max(1) as f64,
     };
     Ok((figures, logits))

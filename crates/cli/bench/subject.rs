@@ -1,11 +1,12 @@
 //! The model that a benchmark is about, and what has to be known of it before anything is measured.
 
 use anyhow::{Context, Result};
-use candle_wick::FlashFolder;
+use candle_wick::{BudgetPlan, FlashFolder, IoOptions, Memory, SelectorKind};
 use candle_wick_models::LoadOptions;
 
 use super::figures::{activity, Activity};
 use super::probe::{Rates, Records};
+use super::row::RowSpec;
 use crate::args::FolderArgs;
 
 /// An opened folder.
@@ -39,6 +40,46 @@ impl Subject {
             Ok(plan) => Ok(plan.ctx),
             Err(_) => Ok(candle_wick_models::plan(&self.folder, &with(None))?.ctx),
         }
+    }
+
+    pub(crate) fn plan(&self, memory: Memory, ctx: usize) -> Result<BudgetPlan> {
+        let options = LoadOptions {
+            memory: Some(memory),
+            ctx: Some(ctx),
+            ..LoadOptions::default()
+        };
+        Ok(candle_wick_models::plan(&self.folder, &options)?)
+    }
+
+    /// The model loaded with `memory` and everything else as it comes; no tokens yet.
+    pub(crate) fn spec(&self, memory: Memory, ctx: usize, io: &IoOptions) -> Result<RowSpec> {
+        let plan = self.plan(memory, ctx)?;
+        let has_selector = plan.selector != SelectorKind::Dense;
+        let activity = self.activity.filter(|_| has_selector);
+        Ok(RowSpec {
+            name: String::new(),
+            folder: self.folder.path().to_owned(),
+            memory: match memory {
+                Memory::Bytes(bytes) => bytes.to_string(),
+                Memory::Percent(percent) => format!("{percent}%"),
+            },
+            limit_bytes: plan.budget_bytes,
+            selector: plan.selector.name().to_owned(),
+            window_tokens: None,
+            slots_per_layer: None,
+            overlap: true,
+            bundling: true,
+            lookahead: false,
+            ctx,
+            in_flight: io.threads,
+            engine: io.engine.to_string(),
+            direct: io.direct.into(),
+            activity: activity.map(|activity| activity.figures),
+            guessed: 0.0,
+            text: None,
+            warmup_tokens: 0,
+            tokens: 0,
+        })
     }
 
     /// What the device that holds the folder and the memory can do.

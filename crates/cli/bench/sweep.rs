@@ -260,43 +260,15 @@ impl SweepArgs {
 
 impl Bench<'_> {
     fn plan(&self, memory: Memory) -> Result<BudgetPlan> {
-        let options = LoadOptions {
-            memory: Some(memory),
-            ctx: Some(self.ctx),
-            ..LoadOptions::default()
-        };
-        Ok(candle_wick_models::plan(&self.subject.folder, &options)?)
+        self.subject.plan(memory, self.ctx)
     }
 
-    /// The model loaded with `memory`, everything else as it comes.
     fn spec(&self, memory: Memory) -> Result<RowSpec> {
-        let plan = self.plan(memory)?;
         let io = self.args.folder.io_options();
-        let has_selector = plan.selector != SelectorKind::Dense;
-        let activity = self.subject.activity.filter(|_| has_selector);
         Ok(RowSpec {
-            name: String::new(),
-            folder: self.subject.folder.path().to_owned(),
-            memory: match memory {
-                Memory::Bytes(bytes) => bytes.to_string(),
-                Memory::Percent(percent) => format!("{percent}%"),
-            },
-            limit_bytes: plan.budget_bytes,
-            selector: plan.selector.name().to_owned(),
-            window_tokens: None,
-            slots_per_layer: None,
-            overlap: true,
-            bundling: true,
-            lookahead: false,
-            ctx: self.ctx,
-            in_flight: io.threads,
-            engine: io.engine.to_string(),
-            direct: io.direct.into(),
-            activity: activity.map(|activity| activity.figures),
-            guessed: 0.0,
-            text: None,
             warmup_tokens: self.warmup_tokens,
             tokens: self.tokens,
+            ..self.subject.spec(memory, self.ctx, &io)?
         })
     }
 

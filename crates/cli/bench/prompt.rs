@@ -1,0 +1,256 @@
+//! `wick bench prompt`: what prompts of several lengths read and take, from a model that was just loaded.
+//!
+//! A prompt goes through the layers in chunks; each chunk reads the union of what its tokens select, in file order. Beside
+//! each prompt stand that union and the time of reading the whole FFN once, in order: what an engine would take that
+//! streams the layers through. The tokens decoded behind the prompt say what a token of it would have cost alone.
+//!
+//! Each length is a process of its own, in a memory cgroup of exactly its budget where one can be made, so its cache is
+//! cold.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{ensure, Context, Result};
+use candle_wick::Memory;
+use candle_wick_models::WickTokenizer;
+use clap::Args;
+use serde::Serialize;
+
+use super::cgroup::MemoryCgroup;
+use super::decode::describe;
+use super::machine::Machine;
+use super::probe::Rates;
+use super::row::{RowFigures, RowSpec, TextSpec, TokenFigures};
+use super::spread::Spread;
+use super::subject::Subject;
+use crate::args::{positive, FolderArgs};
+use crate::output;
+
+/// Tokens decoded behind each prompt.
+const DECODED: usize = 8;
+
+#[derive(Args, Debug)]
+pub(crate) struct PromptArgs {
+    #[command(flatten)]
+    folder: FolderArgs,
+
+    /// Tokens of the prompts; longer ones than the model's context are left out
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        value_parser = positive,
+        default_values_t = [8, 16, 32, 128, 512, 2048]
+    )]
+    tokens: Vec<usize>,
+
+    /// Budget; the KV cache of the longest prompt comes on top of a share of the weights
+    #[arg(long, value_name = "SIZE", default_value = "50%")]
+    memory: Memory,
+
+    /// Text to take the prompts from; random weights do with ids that follow no pattern
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// A whole run.
+#[derive(Serialize)]
+struct PromptBench {
+    model: String,
+    synthetic: Option<String>,
+    activity: Option<&'static str>,
+    memory: String,
+    ctx: usize,
+    machine: Machine,
+    rates: Rates,
+    /// Records of all neurons.
+    ffn_bytes: u64,
+    rows: Vec<Row>,
+}
+
+/// One prompt.
+#[derive(Serialize)]
+struct Row {
+    tokens: usize,
+    /// Share of the FFN's neurons that a token selects, and that the chunks' unions come to, added up.
+    selected: f64,
+    union: f64,
+    bytes_read: f64,
+    first_token_ms: f64,
+    io_ms: f64,
+    compute_ms_per_token: f64,
+    /// Of the tokens decoded behind the prompt.
+    decode_compute_ms: f64,
+    decode_ms: f64,
+    peak_bytes: Option<u64>,
+    budget_bytes: Option<u64>,
+    reads: Option<String>,
+    in_cgroup: bool,
+}
+
+pub(crate) fn run(args: &PromptArgs) -> Result<ExitCode> {
+    let subject = Subject::open(&args.folder)?;
+    let longest = args
+        .tokens
+        .iter()
+        .max()
+        .map_or(0, |tokens| tokens + DECODED);
+    let ctx = subject.ctx_up_to(longest)?;
+    let ids = ids(args, &subject)?;
+    let mut rates = subject.rates()?;
+    let mut rows = Vec::new();
+    for &tokens in &args.tokens {
+        if tokens > ctx {
+            output::note(&format!("{tokens} tokens: left out, the context is {ctx}"));
+            continue;
+        }
+        let prompt = ids.iter().copied().cycle().take(tokens).collect();
+        let spec = RowSpec {
+            text: Some(TextSpec {
+                prompt,
+                top_p: None,
+            }),
+            tokens: DECODED.min(ctx - tokens),
+            ..subject.spec(args.memory, ctx, &args.folder.io_options())?
+        };
+        let cgroup = MemoryCgroup::new(spec.limit_bytes);
+        let figures = spec.in_own_process(cgroup.as_ref())?;
+        let row = Row::new(tokens, figures, cgroup.is_some())?;
+        output::note(&format!("{tokens} tokens: {:.0} ms", row.first_token_ms));
+        rows.push(row);
+        rates.keep_best(subject.rates()?);
+    }
+    ensure!(!rows.is_empty(), "no prompt fits into a context of {ctx}");
+    let layers = &subject.folder.manifest().layers;
+    let bench = PromptBench {
+        model: subject.folder.path().display().to_string(),
+        activity: subject.activity.map(|activity| activity.source),
+        synthetic: subject.synthetic,
+        memory: describe(args.memory),
+        ctx,
+        machine: Machine::this(),
+        rates,
+        ffn_bytes: layers
+            .iter()
+            .map(|layer| (layer.intermediate_size * layer.stride_bytes) as u64)
+            .sum(),
+        rows,
+    };
+    match args.json {
+        true => output::print_json(&bench)?,
+        false => output::print(&bench.to_string())?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The ids that prompts are made of, over and over.
+fn ids(args: &PromptArgs, subject: &Subject) -> Result<Vec<u32>> {
+    let Some(path) = &args.text else {
+        ensure!(
+            subject.synthetic.is_some(),
+            "a real model chooses its neurons by what it reads: --text FILE"
+        );
+        // Below any vocabulary's size.
+        return Ok((3..1003).collect());
+    };
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let tokenizer = WickTokenizer::load(subject.folder.path())?
+        .context("no tokenizer in this folder, so --text has no meaning")?;
+    let ids = tokenizer.encode(&text)?;
+    ensure!(!ids.is_empty(), "{} has no tokens", path.display());
+    Ok(ids)
+}
+
+impl Row {
+    fn new(tokens: usize, figures: RowFigures, in_cgroup: bool) -> Result<Self> {
+        let prompt = figures.prompt.context("a row without its prompt")?;
+        let decoded =
+            |of: fn(&TokenFigures) -> f64| Spread::of(figures.tokens.iter().map(of)).median;
+        Ok(Self {
+            tokens,
+            selected: prompt.selected,
+            union: prompt.needed,
+            bytes_read: prompt.bytes_read,
+            first_token_ms: prompt.total_ms,
+            io_ms: prompt.io_ms,
+            compute_ms_per_token: prompt.compute_ms() / tokens as f64,
+            decode_compute_ms: decoded(TokenFigures::compute_ms),
+            decode_ms: decoded(|token| token.total_ms),
+            peak_bytes: figures.peak_bytes,
+            budget_bytes: figures.budget_bytes,
+            reads: figures.reads,
+            in_cgroup,
+        })
+    }
+
+    /// How many times as fast as a decoded token one of the prompt is computed.
+    fn compute_speedup(&self) -> f64 {
+        self.decode_compute_ms / self.compute_ms_per_token
+    }
+}
+
+impl fmt::Display for PromptBench {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match (&self.synthetic, self.activity) {
+            (Some(name), Some(source)) => {
+                format!("synthetic weights ({name}), replayed trace with the figures of {source}")
+            }
+            _ => "real weights".to_owned(),
+        };
+        let in_order = self.rates.sequential.bytes_per_s.median;
+        let stream_ms = 1000.0 * self.ffn_bytes as f64 / in_order;
+        writeln!(f, "{}: {kind}\n{}", self.model, self.machine)?;
+        writeln!(
+            f,
+            "budget {}, context {}\nthe FFN, {:.2} GB, read once in order at the probed {:.2} GB/s: {stream_ms:.0} ms\n",
+            self.memory,
+            self.ctx,
+            self.ffn_bytes as f64 / 1e9,
+            in_order / 1e9
+        )?;
+        writeln!(
+            f,
+            "| tokens | selected | union | GB read | of the FFN | first token ms | beside streaming | ms a token | compute ms a token | \
+             decoding, compute ms | as fast |\n|---|---|---|---|---|---|---|---|---|---|---|"
+        )?;
+        for row in &self.rows {
+            writeln!(
+                f,
+                "| {} | {:.1} % | {:.1} % | {:.3} | {:.1} % | {:.1} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} |",
+                row.tokens,
+                100.0 * row.selected,
+                100.0 * row.union,
+                row.bytes_read / 1e9,
+                100.0 * row.bytes_read / self.ffn_bytes as f64,
+                row.first_token_ms,
+                row.first_token_ms / stream_ms,
+                row.first_token_ms / row.tokens as f64,
+                row.compute_ms_per_token,
+                row.decode_compute_ms,
+                row.compute_speedup()
+            )?;
+        }
+        writeln!(f)?;
+        for row in &self.rows {
+            if let (Some(peak), Some(budget)) = (row.peak_bytes, row.budget_bytes) {
+                let judge = if row.in_cgroup {
+                    "in a cgroup of that"
+                } else {
+                    "no cgroup"
+                };
+                let reads = row.reads.as_deref().unwrap_or("no reads");
+                writeln!(
+                    f,
+                    "{} tokens: peak {peak} bytes of {budget} ({judge}), {reads}",
+                    row.tokens
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
