@@ -5,7 +5,7 @@
 mod misses;
 mod usage;
 
-use std::fmt::{self, Write};
+use std::fmt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -87,10 +87,10 @@ enum Rule {
 }
 
 impl Rule {
-    fn misses(self, layer: &LayerTrace, slots: usize) -> Option<u64> {
+    fn misses(self, layer: &LayerTrace, slots: usize) -> u64 {
         match self {
-            Self::Policy(policy) => Some(misses(layer, slots, policy, None)),
-            Self::Eager(window) => Some(misses(layer, slots, CachePolicy::Lru, Some(window))),
+            Self::Policy(policy) => misses(layer, slots, policy, None),
+            Self::Eager(window) => misses(layer, slots, CachePolicy::Lru, Some(window)),
             Self::Belady => fewest_misses(layer, slots),
         }
     }
@@ -144,9 +144,8 @@ struct ResidencyFigures {
 #[derive(Debug, Serialize)]
 struct RuleFigures {
     rule: String,
-    /// Share of the neurons that a token has to read; nothing where a token has more neurons than there are slots and
-    /// the rule does not say what happens then.
-    missed: Option<f64>,
+    /// Share of the neurons that a token has to read.
+    missed: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -162,7 +161,7 @@ struct LayerSums {
     entries: usize,
     usage: Usage,
     /// By residency, then by rule.
-    misses: Vec<Vec<Option<u64>>>,
+    misses: Vec<Vec<u64>>,
 }
 
 pub(crate) fn run(args: &WindowArgs) -> Result<ExitCode> {
@@ -250,7 +249,7 @@ impl Report {
             let misses = layers.iter().map(|layer| layer.misses[residency][rule]);
             RuleFigures {
                 rule: rules[rule].to_string(),
-                missed: misses.sum::<Option<u64>>().map(|sum| share(sum, neurons)),
+                missed: share(misses.sum(), neurons),
             }
         };
         let residency = |(index, residency): (usize, Residency)| {
@@ -322,8 +321,7 @@ impl Report {
         for residency in &self.residencies {
             text += &format!("\n{:>6.1} %", 100.0 * residency.resident);
             for rule in &residency.rules {
-                let missed = rule.missed.map(|missed| format!("{:.2} %", 100.0 * missed));
-                let _always_fits = write!(text, "  {:>9}", missed.as_deref().unwrap_or("-"));
+                text += &format!("  {:>7.2} %", 100.0 * rule.missed);
             }
         }
         text + "\n"
@@ -416,10 +414,15 @@ mod tests {
         let all = &report.residencies[1];
         assert_eq!(all.resident, 1.0);
         for rule in &all.rules {
-            assert_eq!(rule.missed, Some(2.0 * 6.0 / (8.0 * 40.0)), "{}", rule.rule);
+            assert_eq!(rule.missed, 2.0 * 6.0 / (8.0 * 40.0), "{}", rule.rule);
         }
         let table = report.table();
-        for part in ["opt oracle, 8 tokens", "belady", " 100.0 %", "    10.0 %"] {
+        for part in [
+            "opt oracle, 8 tokens",
+            "belady",
+            " 100.0 %",
+            "1   10.0 %  10.00 %",
+        ] {
             assert!(table.contains(part), "{part} in {table}");
         }
     }
