@@ -2,6 +2,7 @@
 
 mod bench;
 mod budget;
+mod cache_policies;
 mod decode_bench;
 mod demo;
 mod engines;
@@ -18,4 +19,5 @@ mod sweep_bench;
 mod synth;
 mod tidy;
 mod tokenizers;
+mod trace;
 mod unmodified;

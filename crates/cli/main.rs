@@ -17,6 +17,8 @@ mod report;
 mod run;
 mod score;
 mod synth;
+mod trace;
+mod window;
 
 use std::process::ExitCode;
 
@@ -44,6 +46,10 @@ enum Command {
     Score(score::ScoreArgs),
     /// Make the predictors that let a model skip neurons
     Predictor(predictor::PredictorArgs),
+    /// Record which neurons each token of a text has
+    Trace(trace::TraceArgs),
+    /// Show what a recorded trace needs: union and new neurons by window, misses by cache policy
+    Window(window::WindowArgs),
     /// Write a folder with random weights in a model's shapes, for measuring
     Synth(synth::SynthArgs),
     /// Measure this machine's reads, or what a model's tokens take on it
@@ -63,6 +69,8 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Predictor(args) => predictor::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Window(args) => window::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::PrepareDemo(args) => demo::prepare(&args),

@@ -28,6 +28,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
+pub(crate) use figures::activity;
+pub(crate) use subject::synthetic_name;
+
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]

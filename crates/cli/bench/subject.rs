@@ -99,7 +99,7 @@ impl Subject {
 }
 
 /// Whose geometry the random weights of the folder have.
-fn synthetic_name(folder: &FlashFolder) -> Result<Option<String>> {
+pub(crate) fn synthetic_name(folder: &FlashFolder) -> Result<Option<String>> {
     let config: serde_json::Value = serde_json::from_str(&folder.config_json()?)
         .context("config.json of a converted folder")?;
     let name = config.get(candle_wick_convert::synthetic::SYNTHETIC_KEY);
