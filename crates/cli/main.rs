@@ -3,14 +3,17 @@
 //! Exit status: 0 done (also when the reader of a pipe left), 1 with one line on stderr, 2 for wrong usage,
 //! 130 after Ctrl-C. Text and figures that were asked for go to stdout, everything else to stderr.
 
+mod activity;
 mod args;
 mod bench;
 mod convert;
 mod demo;
+mod front;
 mod inspect;
 mod interrupt;
 mod output;
 mod plan;
+mod predict;
 mod predictor;
 mod prompt;
 mod report;

@@ -48,7 +48,7 @@ pub use linear::FlashLinear;
 pub use memory::{HumanBytes, Memory};
 pub use mlp::{FlashMlp, MlpTicket};
 pub use neuron_cache::{NeuronCache, StepPlan, PASS_NEURONS};
-pub use predictors::PredictorMetadata;
+pub use predictors::{PredictorMetadata, WindowShares, WINDOW_TOKENS};
 pub use selector::SelectorKind;
 pub use stats::{FfnStats, MatrixStats};
 pub use trace::{ActivityTrace, TraceFigures};

@@ -34,7 +34,7 @@ use clap::Args;
 
 use super::cgroup::MemoryCgroup;
 use super::dense::{dense_bytes, DenseModel};
-use super::figures::{activity, Activity};
+use super::figures::{activity, synthetic_name, Activity};
 use super::machine::Machine;
 use super::probe::{Rates, Records};
 use super::row::{RowFigures, RowSpec};
@@ -138,14 +138,6 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<ExitCode> {
 /// The model's longest context, as far as it matters here.
 fn longest_ctx(folder: &FlashFolder) -> Result<usize> {
     Ok(candle_wick_models::plan(folder, &LoadOptions::default())?.ctx)
-}
-
-/// Whose geometry the random weights of the folder have.
-fn synthetic_name(folder: &FlashFolder) -> Result<Option<String>> {
-    let config: serde_json::Value = serde_json::from_str(&folder.config_json()?)
-        .context("config.json of a converted folder")?;
-    let name = config.get(candle_wick_convert::synthetic::SYNTHETIC_KEY);
-    Ok(name.and_then(|name| name.as_str()).map(str::to_owned))
 }
 
 fn describe(memory: Memory) -> String {
@@ -315,6 +307,7 @@ impl Bench<'_> {
             ctx: self.ctx,
             in_flight: io.threads,
             engine: io.engine.to_string(),
+            gap_bytes: io.gap_bytes,
             direct: io.direct.into(),
             activity: self
                 .activity

@@ -8,13 +8,13 @@ mod access;
 mod cgroup;
 mod decode;
 mod dense;
-mod figures;
+pub(crate) mod figures;
 mod io;
-mod load;
-mod machine;
-mod probe;
+pub(crate) mod load;
+pub(crate) mod machine;
+pub(crate) mod probe;
 mod row;
-mod spread;
+pub(crate) mod spread;
 mod table;
 
 use std::process::ExitCode;
