@@ -196,7 +196,7 @@ impl Front {
         for token in 0..WARM_UP_TOKENS {
             let pass = self.pass(1)?;
             filled += pass.ffn.misses;
-            if filled >= self.slots as u64 || pass.bytes_read == 0 {
+            if filled >= self.slots as u64 || pass.ffn.misses == 0 {
                 return Ok(Some(token + 1));
             }
             if started.elapsed() > WARM_UP_TIME {

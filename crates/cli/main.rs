@@ -8,6 +8,8 @@ mod args;
 mod bench;
 mod convert;
 mod demo;
+mod disk;
+mod doctor;
 mod front;
 mod inspect;
 mod interrupt;
@@ -20,6 +22,8 @@ mod report;
 mod run;
 mod score;
 mod synth;
+mod tune;
+mod tuned;
 
 use std::process::ExitCode;
 
@@ -41,6 +45,10 @@ enum Command {
     Run(run::RunArgs),
     /// Show what a model would keep in memory, and load nothing
     Plan(plan::PlanArgs),
+    /// Find settings that suit this machine and disk, and keep them beside a model
+    Tune(tune::TuneArgs),
+    /// Look at this machine and a disk, and say what to change
+    Doctor(doctor::DoctorArgs),
     /// Show what is in a converted folder
     Inspect(inspect::InspectArgs),
     /// Show how likely a model finds a text
@@ -63,6 +71,8 @@ fn main() -> ExitCode {
         Command::Convert(args) => convert::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Tune(args) => tune::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Predictor(args) => predictor::run(&args),

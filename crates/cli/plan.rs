@@ -35,6 +35,9 @@ pub(crate) struct PlanArgs {
 struct Outlook {
     #[serde(flatten)]
     plan: BudgetPlan,
+    /// Settings of `wick tune` that are used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tuned: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prediction: Option<Prediction>,
 }
@@ -46,11 +49,18 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
         true => Some(predict(&model, &plan, args.prompt_tokens)?),
         false => None,
     };
-    let outlook = Outlook { plan, prediction };
+    let outlook = Outlook {
+        plan,
+        tuned: model.tuned_line(),
+        prediction,
+    };
     if args.json {
         output::print_json(&outlook)?;
     } else {
         output::print(&format!("{}\n", outlook.plan))?;
+        if let Some(tuned) = &outlook.tuned {
+            output::print(&format!("{:<36} {tuned}\n", "tuned"))?;
+        }
         if let Some(prediction) = &outlook.prediction {
             output::print(&format!("\n{prediction}\n"))?;
         }

@@ -52,7 +52,7 @@ pub(crate) struct Prediction {
     missed: f64,
     /// Where `selected` and `missed` are from.
     activity: String,
-    /// Tokens until every slot was filled; `None` where trying that took too long.
+    /// Tokens after the prompt until every slot was filled; `None` where trying that took too long.
     warm_up_tokens: Option<usize>,
     /// Layers that were tried, and how long that took.
     tried_layers: usize,
@@ -217,7 +217,7 @@ impl fmt::Display for Prediction {
         );
         line(f, "first token", first)?;
         let warm_up = match self.warm_up_tokens {
-            Some(tokens) => format!("once the slots are full, after some {tokens} tokens"),
+            Some(tokens) => format!("once the slots are full, {tokens} tokens after the prompt"),
             None => "before the slots were full: later tokens read less".to_owned(),
         };
         line(
