@@ -19,6 +19,8 @@ const FRESH_OF_SELECTED: f64 = 0.24;
 pub(crate) struct Expected {
     /// `None` where all neurons are used, or only running would tell.
     pub(crate) figures: Option<TraceFigures>,
+    /// Share of the neurons that a token misses with the planned slots, where that was measured.
+    pub(crate) missed: Option<f64>,
     pub(crate) source: String,
 }
 
@@ -27,6 +29,7 @@ impl Expected {
     pub(crate) fn of(folder: &FlashFolder, plan: &BudgetPlan) -> Result<Self> {
         let nothing = |source: &str| Self {
             figures: None,
+            missed: None,
             source: source.to_owned(),
         };
         match plan.selector {
@@ -40,6 +43,7 @@ impl Expected {
             let activity = activity(&folder.manifest().model_type);
             return Ok(Self {
                 figures: Some(activity.figures),
+                missed: None,
                 source: format!("replayed trace with the figures of {}", activity.source),
             });
         }
@@ -51,6 +55,7 @@ impl Expected {
         Ok(match &predictors.windows {
             Some(windows) => Self {
                 figures: Some(at_residency(windows, selected, slot_share(folder, plan))),
+                missed: Some(missed(windows, selected, folder, plan)),
                 source: "measured when the predictors were fitted".to_owned(),
             },
             None => Self {
@@ -60,6 +65,7 @@ impl Expected {
                     union: mean(&predictors.union_fraction),
                     fresh: FRESH_OF_SELECTED * selected,
                 }),
+                missed: None,
                 source: format!(
                     "unknown: fitted before it was measured, {:.0} % of the selected are taken for new, as in OPT 6.7B; \
                      `wick predictor fit` measures it",
@@ -75,6 +81,26 @@ fn slot_share(folder: &FlashFolder, plan: &BudgetPlan) -> f64 {
     let layers = folder.manifest().layers.iter();
     let neurons: usize = layers.map(|layer| layer.intermediate_size).sum();
     plan.slots_per_layer.iter().sum::<usize>() as f64 / neurons.max(1) as f64
+}
+
+/// What is outside of the window that each layer's own slots hold, as a share of all neurons.
+fn missed(layers: &[WindowShares], selected: f64, folder: &FlashFolder, plan: &BudgetPlan) -> f64 {
+    let widths = folder
+        .manifest()
+        .layers
+        .iter()
+        .map(|layer| layer.intermediate_size);
+    let (mut missed, mut neurons) = (0.0, 0.0);
+    for ((layer, slots), width) in layers.iter().zip(&plan.slots_per_layer).zip(widths) {
+        neurons += width as f64;
+        // A slot for each neuron, and nothing is read.
+        if *slots < width {
+            let residency = *slots as f64 / width as f64;
+            let layer = std::slice::from_ref(layer);
+            missed += width as f64 * at_residency(layer, selected, residency).fresh;
+        }
+    }
+    missed / f64::max(neurons, 1.0)
 }
 
 /// The figures over the window whose neurons take up a share of `residency`: the mean over all layers, which share

@@ -93,13 +93,14 @@ pub(crate) fn predict(
         )
     };
     let share = spec.streamed_share;
+    let missed = expected.missed;
     let prediction = match share {
-        0.0 => load(false)?.prediction(),
-        1.0 => load(true)?.prediction(),
+        0.0 => load(false)?.prediction(missed),
+        1.0 => load(true)?.prediction(missed),
         // Some layers stream their matrices and others do not.
         _ => load(false)?
-            .prediction()
-            .mixed(load(true)?.prediction(), share),
+            .prediction(missed)
+            .mixed(load(true)?.prediction(missed), share),
     };
     Ok(Prediction {
         prompt_tokens,
@@ -147,19 +148,25 @@ fn ms(time: Duration) -> f64 {
 }
 
 impl Tried {
-    fn prediction(&self) -> Prediction {
+    /// With I/O as tried, or in proportion to a share `missed` that is known better than a trace can tell.
+    fn prediction(&self, missed: Option<f64>) -> Prediction {
         let median = |of: &dyn Fn(&FrontPass) -> f64| Spread::of(self.passes.iter().map(of)).median;
         let mean = |of: &dyn Fn(&FrontPass) -> f64| {
             self.passes.iter().map(of).sum::<f64>() / self.passes.len().max(1) as f64
         };
         let head_ms = median(&|pass| ms(pass.times.head));
-        let token_ms = self.times * median(&|pass| ms(pass.times.layers)) + head_ms;
-        let io_ms = self.times * median(&|pass| ms(pass.ffn.io));
+        let neurons = mean(&|pass| pass.ffn.neurons as f64).max(1.0);
+        let tried = mean(&|pass| pass.ffn.misses as f64) / neurons;
+        let missed = missed.filter(|_| tried > 0.0).unwrap_or(tried);
+        let of_tried = if tried > 0.0 { missed / tried } else { 1.0 };
+        let tried_io_ms = self.times * median(&|pass| ms(pass.ffn.io));
+        let io_ms = of_tried * tried_io_ms;
+        let layers_ms = self.times * median(&|pass| ms(pass.times.layers));
+        let token_ms = (layers_ms - tried_io_ms).max(0.0) + io_ms + head_ms;
         let memory_ms = self.times * median(&|pass| ms(pass.ffn.memory));
         let compute_ms = self.times * median(&|pass| ms(pass.ffn.select + pass.ffn.compute));
         let in_flight_s = mean(&|pass| pass.ffn.in_flight.as_secs_f64());
         let record_bytes = mean(&|pass| pass.ffn.bytes_read as f64);
-        let neurons = mean(&|pass| pass.ffn.neurons as f64).max(1.0);
         Prediction {
             load_s: self.load_s,
             prompt_tokens: 0,
@@ -171,10 +178,10 @@ impl Tried {
             compute_ms,
             other_ms: (token_ms - io_ms - memory_ms - compute_ms).max(0.0),
             head_ms,
-            bytes_read_per_token: self.times * mean(&|pass| pass.bytes_read as f64),
+            bytes_read_per_token: of_tried * self.times * mean(&|pass| pass.bytes_read as f64),
             read_bytes_per_s: record_bytes / in_flight_s.max(1e-9),
             selected: mean(&|pass| pass.ffn.selected_fraction()),
-            missed: mean(&|pass| pass.ffn.misses as f64) / neurons,
+            missed,
             activity: String::new(),
             warm_up_tokens: self.warm_up_tokens,
             tried_layers: 0,
