@@ -1,5 +1,6 @@
 //! Integration tests: whole models, real files, the built `wick`.
 
+mod advice;
 mod bench;
 mod budget;
 mod cache_policies;

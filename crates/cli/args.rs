@@ -14,13 +14,14 @@ use candle_wick::{
 use candle_wick_models::{Interrupt, LoadOptions, WickTokenizer};
 use clap::{Args, ValueEnum};
 
-use crate::demo;
+use crate::tuned::{Settings, TUNE_FILE};
+use crate::{demo, output};
 
 /// More threads than any machine that this is for has cores.
-const THREADS_MAX: usize = 1024;
+pub(crate) const THREADS_MAX: usize = 1024;
 
 /// A converted folder and how to read it.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct FolderArgs {
     /// Converted folder, or `demo` for the small model inside this program
     #[arg(value_name = "MODEL")]
@@ -30,14 +31,14 @@ pub(crate) struct FolderArgs {
     #[arg(long, value_name = "MODE", default_value = "auto")]
     io: IoChoice,
 
-    /// Reads in flight at once
-    #[arg(long, value_name = "COUNT", default_value_t = IoOptions::default().threads)]
-    io_threads: usize,
+    /// Reads in flight at once [default: what `wick tune` found, or 32]
+    #[arg(long, value_name = "COUNT")]
+    io_threads: Option<usize>,
 
     /// Who makes the requests: `pool` (a thread for each in flight), `io_uring`, or `auto`, which tries both on a
-    /// large model
-    #[arg(long, value_name = "NAME", default_value = "auto")]
-    io_engine: Engine,
+    /// large model [default: what `wick tune` found, or auto]
+    #[arg(long, value_name = "NAME")]
+    io_engine: Option<Engine>,
 }
 
 /// Whether reads bypass the page cache.
@@ -114,7 +115,7 @@ pub(crate) struct ModelArgs {
     )]
     lookahead: LookaheadChoice,
 
-    /// Threads that compute [default: one a core]
+    /// Threads that compute [default: what `wick tune` found, or one a core]
     #[arg(long, value_name = "COUNT", value_parser = threads)]
     threads: Option<usize>,
 }
@@ -125,6 +126,10 @@ pub(crate) struct OpenedModel {
     /// Loaded first, so that the plan counts it.
     pub(crate) tokenizer: Option<WickTokenizer>,
     pub(crate) options: LoadOptions,
+    /// The folder's arguments, to open it once more in another way.
+    folder_args: FolderArgs,
+    /// What `wick tune` found and no flag replaced.
+    pub(crate) tuned: Settings,
 }
 
 impl FolderArgs {
@@ -132,25 +137,70 @@ impl FolderArgs {
         self.path == Path::new("demo")
     }
 
-    pub(crate) fn open(&self) -> Result<FlashFolder> {
-        let path = if self.is_demo() {
-            demo::folder()?
-        } else {
-            self.path.clone()
-        };
-        Ok(FlashFolder::open(path, self.io_options())?)
+    fn path(&self) -> Result<PathBuf> {
+        match self.is_demo() {
+            true => demo::folder(),
+            false => Ok(self.path.clone()),
+        }
     }
 
+    /// Opens the folder, its files read as flags say, or else as `wick tune` found, which is told on stderr.
+    pub(crate) fn open(&self) -> Result<FlashFolder> {
+        let path = self.path()?;
+        let settings = Settings {
+            threads: None,
+            window_tokens: None,
+            ..self.tuned(&path)
+        };
+        if !settings.is_default() {
+            output::note(&format!("tuned: {settings}"));
+        }
+        Ok(FlashFolder::open(path, self.io_with(&settings))?)
+    }
+
+    /// What `wick tune` found for the folder at `path` and no flag replaces; files that do not count are named.
+    fn tuned(&self, path: &Path) -> Settings {
+        let found = Settings::beside(path).unwrap_or_else(|reason| {
+            let file = path.join(TUNE_FILE);
+            output::complain(&format!(
+                "{} is ignored: {}; `wick tune` makes a new one",
+                file.display(),
+                output::one_line(&anyhow::anyhow!(reason))
+            ));
+            Settings::default()
+        });
+        Settings {
+            io_threads: found.io_threads.filter(|_| self.io_threads.is_none()),
+            io_engine: found.io_engine.filter(|_| self.io_engine.is_none()),
+            ..found
+        }
+    }
+
+    /// As flags and `wick tune` say; a file that does not count is not named here.
     pub(crate) fn io_options(&self) -> IoOptions {
+        let found = self.path().ok().map(|path| Settings::beside(&path));
+        self.io_with(&found.and_then(Result::ok).unwrap_or_default())
+    }
+
+    /// Flags, then `settings`, then defaults.
+    fn io_with(&self, settings: &Settings) -> IoOptions {
+        let default = IoOptions::default();
         IoOptions {
             direct: match self.io {
                 IoChoice::Auto => DirectIo::Preferred,
                 IoChoice::Direct => DirectIo::Required,
                 IoChoice::Buffered => DirectIo::Off,
             },
-            threads: self.io_threads,
-            engine: self.io_engine,
-            ..IoOptions::default()
+            threads: self
+                .io_threads
+                .or(settings.io_threads)
+                .unwrap_or(default.threads),
+            engine: self
+                .io_engine
+                .or(settings.engine())
+                .unwrap_or(default.engine),
+            gap_bytes: settings.gap_bytes.unwrap_or(default.gap_bytes),
+            ..default
         }
     }
 }
@@ -160,14 +210,30 @@ impl ModelArgs {
         self.folder.is_demo()
     }
 
-    /// Opens the folder and its tokenizer.
+    /// Opens the folder and its tokenizer, with what `wick tune` found where no flag says otherwise.
     pub(crate) fn open(&self, interrupt: Interrupt) -> Result<OpenedModel> {
-        if let Some(threads) = self.threads {
+        let found = self.folder.tuned(&self.folder.path()?);
+        let settings = Settings {
+            threads: found.threads.filter(|_| self.threads.is_none()),
+            window_tokens: found.window_tokens.filter(|_| self.window.is_none()),
+            ..found
+        };
+        self.open_with(interrupt, &settings)
+    }
+
+    /// As [`Self::open`], with `settings` in the place of those that `wick tune` found.
+    pub(crate) fn open_with(
+        &self,
+        interrupt: Interrupt,
+        settings: &Settings,
+    ) -> Result<OpenedModel> {
+        if let Some(threads) = self.threads.or(settings.threads) {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
             pool.build_global()
                 .with_context(|| format!("starting {threads} threads"))?;
         }
-        let folder = self.folder.open()?;
+        let io = self.folder.io_with(settings);
+        let folder = FlashFolder::open(self.folder.path()?, io)?;
         let tokenizer = WickTokenizer::load(folder.path())?;
         if let Some(tokenizer) = &tokenizer {
             // What it builds on first use is there when the plan counts, in every command.
@@ -175,19 +241,21 @@ impl ModelArgs {
         }
         Ok(OpenedModel {
             tokenizer,
-            options: self.options(interrupt),
+            options: self.options(interrupt, settings),
             folder,
+            folder_args: self.folder.clone(),
+            tuned: settings.clone(),
         })
     }
 
-    fn options(&self, interrupt: Interrupt) -> LoadOptions {
+    fn options(&self, interrupt: Interrupt, settings: &Settings) -> LoadOptions {
         let is_bounded = self.memory.is_some() || self.slots.is_some();
         let default = (self.is_demo() && !is_bounded).then_some(demo::MEMORY);
         LoadOptions {
             memory: self.memory.or(default),
             ctx: self.ctx,
             selector: self.selector,
-            window_tokens: self.window,
+            window_tokens: self.window.or(settings.window_tokens),
             cache_policy: self.cache_policy,
             slots_per_layer: self.slots,
             switches: Switches {
@@ -196,13 +264,23 @@ impl ModelArgs {
                 ..Switches::default()
             },
             trace: None,
-            io: self.folder.io_options(),
+            io: self.folder.io_with(settings),
             interrupt,
         }
     }
 }
 
 impl OpenedModel {
+    /// How its files are read with `settings`, where no flag says otherwise.
+    pub(crate) fn io_with(&self, settings: &Settings) -> IoOptions {
+        self.folder_args.io_with(settings)
+    }
+
+    /// What `wick tune` found and is used, for people; `None` where that is nothing.
+    pub(crate) fn tuned_line(&self) -> Option<String> {
+        (!self.tuned.is_default()).then(|| self.tuned.to_string())
+    }
+
     /// Refuses a text that cannot be computed, before anything of a model's size is loaded.
     pub(crate) fn check_length(&self, ids: &[u32]) -> Result<()> {
         let ctx = candle_wick_models::plan(&self.folder, &self.options)?.ctx;
@@ -292,7 +370,13 @@ mod tests {
 
     fn options(line: &str) -> Result<LoadOptions, clap::Error> {
         let words = ["wick"].into_iter().chain(line.split_whitespace());
-        Command::try_parse_from(words).map(|command| command.model.options(Interrupt::new()))
+        let settings = Settings {
+            io_threads: Some(7),
+            window_tokens: Some(9),
+            ..Settings::default()
+        };
+        Command::try_parse_from(words)
+            .map(|command| command.model.options(Interrupt::new(), &settings))
     }
 
     #[test]
@@ -311,6 +395,8 @@ mod tests {
         assert_eq!(ahead("m --lookahead=always"), Lookahead::Always);
         let none = options("m").unwrap();
         assert_eq!((none.memory, none.selector, none.ctx), (None, None, None));
+        // Where no flag says otherwise, what was tuned counts.
+        assert_eq!((none.window_tokens, none.io.threads), (Some(9), 7));
         assert_eq!(none.io.direct, DirectIo::Preferred);
         assert_eq!(none.cache_policy, CachePolicy::Lru);
     }

@@ -3,14 +3,19 @@
 //! Exit status: 0 done (also when the reader of a pipe left), 1 with one line on stderr, 2 for wrong usage,
 //! 130 after Ctrl-C. Text and figures that were asked for go to stdout, everything else to stderr.
 
+mod activity;
 mod args;
 mod bench;
 mod convert;
 mod demo;
+mod disk;
+mod doctor;
+mod front;
 mod inspect;
 mod interrupt;
 mod output;
 mod plan;
+mod predict;
 mod predictor;
 mod prompt;
 mod report;
@@ -18,6 +23,8 @@ mod run;
 mod score;
 mod synth;
 mod trace;
+mod tune;
+mod tuned;
 mod window;
 
 use std::process::ExitCode;
@@ -40,6 +47,10 @@ enum Command {
     Run(run::RunArgs),
     /// Show what a model would keep in memory, and load nothing
     Plan(plan::PlanArgs),
+    /// Find settings that suit this machine and disk, and keep them beside a model
+    Tune(tune::TuneArgs),
+    /// Look at this machine and a disk, and say what to change
+    Doctor(doctor::DoctorArgs),
     /// Show what is in a converted folder
     Inspect(inspect::InspectArgs),
     /// Show how likely a model finds a text
@@ -66,6 +77,8 @@ fn main() -> ExitCode {
         Command::Convert(args) => convert::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Tune(args) => tune::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Predictor(args) => predictor::run(&args),

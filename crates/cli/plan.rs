@@ -1,31 +1,69 @@
-//! `wick plan`: what a model would keep in memory.
+//! `wick plan`: what a model would keep in memory, and with `--predict` what it would do.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
+use candle_wick::BudgetPlan;
 use candle_wick_models::Interrupt;
 use clap::Args;
+use serde::Serialize;
 
-use crate::args::ModelArgs;
+use crate::args::{positive, ModelArgs};
 use crate::output;
+use crate::predict::{predict, Prediction};
 
 #[derive(Args, Debug)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     model: ModelArgs,
 
+    /// Also say how fast it will be: tries the first layers on this machine, for some seconds
+    #[arg(long)]
+    predict: bool,
+
+    /// Tokens of the prompt that the prediction is for
+    #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = positive, requires = "predict")]
+    prompt_tokens: usize,
+
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
+/// The plan, and what it leads to.
+#[derive(Serialize)]
+struct Outlook {
+    #[serde(flatten)]
+    plan: BudgetPlan,
+    /// Settings of `wick tune` that are used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tuned: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prediction: Option<Prediction>,
+}
+
 pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
     let model = args.model.open(Interrupt::new())?;
     let plan = candle_wick_models::plan(&model.folder, &model.options)?;
+    let prediction = match args.predict {
+        true => Some(predict(&model, &plan, args.prompt_tokens)?),
+        false => None,
+    };
+    let outlook = Outlook {
+        plan,
+        tuned: model.tuned_line(),
+        prediction,
+    };
     if args.json {
-        output::print_json(&plan)?;
+        output::print_json(&outlook)?;
     } else {
-        output::print(&format!("{plan}\n"))?;
+        output::print(&format!("{}\n", outlook.plan))?;
+        if let Some(tuned) = &outlook.tuned {
+            output::print(&format!("{:<36} {tuned}\n", "tuned"))?;
+        }
+        if let Some(prediction) = &outlook.prediction {
+            output::print(&format!("\n{prediction}\n"))?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -131,6 +131,7 @@ fn mean(layers: &[LayerQuality]) -> LayerQuality {
         active_fraction: of(|layer| layer.active_fraction),
         selected_fraction: of(|layer| layer.selected_fraction),
         union_fraction: of(|layer| layer.union_fraction),
+        ..LayerQuality::default()
     }
 }
 

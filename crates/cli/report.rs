@@ -106,6 +106,8 @@ pub(crate) struct Report {
     memory_ms: f64,
     compute_ms: f64,
     other_ms: f64,
+    /// Settings of `wick tune` that were used.
+    tuned: Option<String>,
     #[serde(skip)]
     table: TableOnly,
 }
@@ -123,7 +125,7 @@ struct TableOnly {
 }
 
 impl Report {
-    pub(crate) fn new(model: &LoadedModel, outcome: Outcome) -> Self {
+    pub(crate) fn new(model: &LoadedModel, outcome: Outcome, tuned: Option<String>) -> Self {
         let (plan, folder) = (model.plan(), model.folder());
         let (prompt, decode) = (outcome.prompt, outcome.decode);
         let phase = if decode.tokens > 0 { decode } else { prompt };
@@ -159,6 +161,7 @@ impl Report {
             memory_ms: phase.ms_per_token(ffn.memory),
             compute_ms: phase.ms_per_token(compute),
             other_ms: phase.ms_per_token(phase.wall.saturating_sub(booked)),
+            tuned,
             text: outcome.text,
             ids: outcome.ids,
             stop: outcome.stop,
@@ -278,7 +281,11 @@ impl fmt::Display for Report {
             .iter()
             .map(|(label, value)| format!("{label:<10}{value}"))
             .collect();
-        f.write_str(&lines.join("\n"))
+        f.write_str(&lines.join("\n"))?;
+        match &self.tuned {
+            Some(tuned) => write!(f, "\n{:<10}{tuned}", "tuned"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -113,6 +113,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     };
     let ids = prompt.encode(&opened)?;
     opened.check_length(&ids)?;
+    let tuned = opened.tuned_line();
     let mut model = LoadedModel::load(opened.folder, &opened.options)?;
     let spelling = match &opened.tokenizer {
         Some(tokenizer) => Spelling::Words(tokenizer.stream(&ids)),
@@ -136,7 +137,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         echo,
     }
     .run(generator, &ids)?;
-    let report = Report::new(&model, outcome);
+    let report = Report::new(&model, outcome, tuned);
     if args.json {
         output::print_json(&report)?;
     } else {

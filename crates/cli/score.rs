@@ -101,6 +101,9 @@ struct BlockScore {
 pub(crate) fn run(args: &ScoreArgs) -> Result<ExitCode> {
     let opened = args.model.open(Interrupt::new())?;
     let ids = args.ids(&opened)?;
+    if let Some(tuned) = opened.tuned_line() {
+        output::note(&format!("tuned: {tuned}"));
+    }
     match args.blocks.block_tokens {
         Some(tokens) => blocks(args, opened, &ids, tokens)?,
         None => whole(args, opened, &ids)?,

@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::args::{positive, ModelArgs, OpenedModel, TokenIds};
-use crate::bench::{activity, synthetic_name};
+use crate::bench::figures::{activity, synthetic_name};
 use crate::interrupt::CtrlC;
 use crate::output;
 use crate::prompt::{read_file, Prompt};

@@ -7,6 +7,7 @@
 mod error;
 pub mod falcon;
 mod family;
+mod front;
 mod generation;
 mod interrupt;
 mod layers;
@@ -26,7 +27,7 @@ pub use error::{Error, Result};
 pub use family::{CausalLm, ModelConfig};
 pub use generation::{Sampler, Sampling, Stop, TextGenerator};
 pub use interrupt::Interrupt;
-pub use load::{check_config, load, plan, LoadOptions, LoadedModel};
+pub use load::{check_config, load, plan, ForwardTimes, LoadOptions, LoadedModel};
 pub use rope::RopeParameters;
 pub use score::{score, score_each, Score};
 pub use tokenizer::{TextStream, WickTokenizer};

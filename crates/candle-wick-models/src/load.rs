@@ -1,6 +1,7 @@
 //! From a converted folder to a model under a budget, for whichever family its config names.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use candle::{Device, IndexOp, Tensor};
 use candle_wick::{
@@ -46,7 +47,7 @@ pub struct LoadOptions {
 }
 
 /// The folder's config, which must be that of the model that was converted.
-fn read_config(folder: &FlashFolder) -> Result<(Box<dyn ModelConfig>, Value)> {
+pub(crate) fn read_config(folder: &FlashFolder) -> Result<(Box<dyn ModelConfig>, Value)> {
     let path = folder.path().join("config.json");
     let (config, json) = parse(&path, &folder.config_json()?)?;
     let (got, expected) = (config.num_hidden_layers(), folder.manifest().layers.len());
@@ -57,7 +58,7 @@ fn read_config(folder: &FlashFolder) -> Result<(Box<dyn ModelConfig>, Value)> {
     Ok((config, json))
 }
 
-fn parse(path: &Path, text: &str) -> Result<(Box<dyn ModelConfig>, Value)> {
+pub(crate) fn parse(path: &Path, text: &str) -> Result<(Box<dyn ModelConfig>, Value)> {
     let fail = |reason: String| Error::Config {
         path: path.to_owned(),
         reason,
@@ -78,6 +79,15 @@ pub struct LoadedModel {
     kv_position_bytes: u64,
     eos_token_ids: Vec<u32>,
     activation: Activation,
+}
+
+/// What a forward pass took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ForwardTimes {
+    /// The layers, with looking up embeddings and the last norm.
+    pub layers: Duration,
+    /// The head.
+    pub head: Duration,
 }
 
 /// Refuses the text of a `config.json`, at `path`, that no model here can be made from.
@@ -168,6 +178,17 @@ impl LoadedModel {
         let (config, json) = read_config(&folder)?;
         let pool = ComputePool::new()?;
         let plan = plan_for(&folder, config.as_ref(), options)?;
+        Self::load_planned(folder, (config.as_ref(), &json), pool, plan, options)
+    }
+
+    /// Loads what `plan` says of the model that the config describes.
+    pub(crate) fn load_planned(
+        folder: FlashFolder,
+        (config, json): (&dyn ModelConfig, &Value),
+        pool: ComputePool,
+        plan: BudgetPlan,
+        options: &LoadOptions,
+    ) -> Result<Self> {
         let placement = Placement {
             switches: options.switches,
             cache_policy: options.cache_policy,
@@ -189,20 +210,29 @@ impl LoadedModel {
             plan,
             position: 0,
             activation: config.activation()?,
-            eos_token_ids: eos_token_ids(&folder, &json),
+            eos_token_ids: eos_token_ids(&folder, json),
         })
     }
 
     /// Appends `ids` and gives the logits after the last of them.
     pub fn forward(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
+        Ok(self.forward_timed(ids)?.0)
+    }
+
+    /// As [`Self::forward`], and what it took.
+    pub fn forward_timed(&mut self, ids: &[u32]) -> Result<(Vec<f32>, ForwardTimes)> {
         self.check(ids)?;
+        let started = Instant::now();
         let mut last = None;
         for chunk in ids.chunks(self.plan.chunk_tokens) {
             let hidden = self.hidden_states(chunk)?;
             last = Some(hidden.i((.., chunk.len() - 1))?);
         }
         let last = last.ok_or(Error::EmptyPrompt)?;
-        Ok(self.logits(&last)?.flatten_all()?.to_vec1()?)
+        let layers = started.elapsed();
+        let logits = self.logits(&last)?.flatten_all()?.to_vec1()?;
+        let head = started.elapsed() - layers;
+        Ok((logits, ForwardTimes { layers, head }))
     }
 
     /// Appends `ids` and calls `each(index, logits)` with the logits after each of them.

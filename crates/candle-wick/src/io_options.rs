@@ -18,6 +18,8 @@ pub struct IoOptions {
     pub engine: Engine,
     /// Whether neighbouring records share a request; only measurements want it off.
     pub coalesce: bool,
+    /// Most bytes read for nothing so that two records share a request.
+    pub gap_bytes: usize,
     /// A worse disk to pretend: for tests.
     pub slow_disk: Option<SlowDiskOptions>,
 }
@@ -25,11 +27,13 @@ pub struct IoOptions {
 impl Default for IoOptions {
     /// Direct where the filesystem allows it, 32 reads in flight (the paper's number).
     fn default() -> Self {
+        let reader = ReaderOptions::default();
         Self {
             direct: DirectIo::Preferred,
-            threads: 32,
+            threads: reader.depth,
             engine: Engine::Auto,
             coalesce: true,
+            gap_bytes: reader.gap_bytes,
             slow_disk: None,
         }
     }
@@ -42,8 +46,8 @@ impl IoOptions {
             engine: self.engine,
             depth: self.threads,
             coalesce: self.coalesce,
+            gap_bytes: self.gap_bytes,
             slow_disk: self.slow_disk.clone(),
-            ..ReaderOptions::default()
         };
         let largest = files.max_by_key(|file| file.len_bytes());
         let options = match largest {

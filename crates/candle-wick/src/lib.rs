@@ -54,7 +54,7 @@ pub use lookahead::Lookahead;
 pub use memory::{HumanBytes, Memory};
 pub use mlp::{FlashMlp, MlpTicket};
 pub use neuron_cache::{NeuronCache, StepPlan, PASS_NEURONS};
-pub use predictors::PredictorMetadata;
+pub use predictors::{PredictorMetadata, WindowShares, WINDOW_TOKENS};
 pub use recorded_trace::{LayerTrace, RecordedTrace, TraceMetadata};
 pub use selector::SelectorKind;
 pub use stats::{FfnStats, MatrixStats};

@@ -283,6 +283,7 @@ impl Bench<'_> {
             ctx: self.ctx,
             in_flight: io.threads,
             engine: io.engine.to_string(),
+            gap_bytes: io.gap_bytes,
             direct: io.direct.into(),
             activity: self
                 .subject

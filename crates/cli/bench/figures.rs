@@ -1,6 +1,7 @@
 //! How active the neurons of real models are: what is replayed where weights are random.
 
-use candle_wick::TraceFigures;
+use anyhow::{Context, Result};
+use candle_wick::{FlashFolder, TraceFigures};
 
 /// What is known of a model's activity, and from where.
 pub(crate) struct Activity {
@@ -49,4 +50,12 @@ pub(crate) fn activity(model_type: &str) -> &'static Activity {
         "phi" => &PHI,
         _ => &OPT,
     }
+}
+
+/// Whose geometry the random weights of the folder have.
+pub(crate) fn synthetic_name(folder: &FlashFolder) -> Result<Option<String>> {
+    let config: serde_json::Value = serde_json::from_str(&folder.config_json()?)
+        .context("config.json of a converted folder")?;
+    let name = config.get(candle_wick_convert::synthetic::SYNTHETIC_KEY);
+    Ok(name.and_then(|name| name.as_str()).map(str::to_owned))
 }

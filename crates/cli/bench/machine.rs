@@ -11,13 +11,13 @@ pub(crate) struct Machine {
     /// Name and release of the kernel, and the architecture.
     system: String,
     /// The model name of the first processor.
-    processor: Option<String>,
+    pub(crate) processor: Option<String>,
     /// Processors that this process may use.
-    cpus: usize,
+    pub(crate) cpus: usize,
     /// Processes that wanted to run in the minute before: far below `cpus` on a machine left alone.
-    load: Option<f64>,
+    pub(crate) load: Option<f64>,
     /// Year, month and day in UTC.
-    date: String,
+    pub(crate) date: String,
 }
 
 impl Machine {

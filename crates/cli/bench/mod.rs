@@ -8,15 +8,15 @@ mod access;
 mod cgroup;
 mod decode;
 mod dense;
-mod figures;
+pub(crate) mod figures;
 mod io;
-mod load;
-mod machine;
+pub(crate) mod load;
+pub(crate) mod machine;
 mod plot;
-mod probe;
+pub(crate) mod probe;
 mod prompt;
 mod row;
-mod spread;
+pub(crate) mod spread;
 mod subject;
 mod sweep;
 mod sweep_figure;
@@ -27,9 +27,6 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-
-pub(crate) use figures::activity;
-pub(crate) use subject::synthetic_name;
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {

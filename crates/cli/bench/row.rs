@@ -46,6 +46,7 @@ pub(crate) struct RowSpec {
     pub(crate) ctx: usize,
     pub(crate) in_flight: usize,
     pub(crate) engine: String,
+    pub(crate) gap_bytes: usize,
     pub(crate) direct: DirectChoice,
     /// Replay a trace in place of what the predictors choose.
     pub(crate) activity: Option<TraceFigures>,
@@ -202,6 +203,7 @@ impl RowSpec {
             threads: self.in_flight,
             engine: self.engine.parse::<Engine>()?,
             coalesce: self.bundling,
+            gap_bytes: self.gap_bytes,
             slow_disk: None,
         })
     }

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use candle_wick::{BudgetPlan, FlashFolder, IoOptions, Memory, SelectorKind};
 use candle_wick_models::LoadOptions;
 
-use super::figures::{activity, Activity};
+use super::figures::{activity, synthetic_name, Activity};
 use super::probe::{Rates, Records};
 use super::row::RowSpec;
 use crate::args::FolderArgs;
@@ -73,6 +73,7 @@ impl Subject {
             ctx,
             in_flight: io.threads,
             engine: io.engine.to_string(),
+            gap_bytes: io.gap_bytes,
             direct: io.direct.into(),
             activity: activity.map(|activity| activity.figures),
             guessed: 0.0,
@@ -96,12 +97,4 @@ impl Subject {
         };
         Rates::measure(file, &records)
     }
-}
-
-/// Whose geometry the random weights of the folder have.
-pub(crate) fn synthetic_name(folder: &FlashFolder) -> Result<Option<String>> {
-    let config: serde_json::Value = serde_json::from_str(&folder.config_json()?)
-        .context("config.json of a converted folder")?;
-    let name = config.get(candle_wick_convert::synthetic::SYNTHETIC_KEY);
-    Ok(name.and_then(|name| name.as_str()).map(str::to_owned))
 }

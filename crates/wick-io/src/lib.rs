@@ -65,12 +65,15 @@ pub use error::IoError;
 pub use file::{DirectIo, FlashFile, IoMode};
 pub use huge::advise_huge_pages;
 pub use memory::{
-    available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap, share_one_heap,
+    available_memory_bytes, current_rss_bytes, memory_limits, peak_rss_bytes, release_free_heap,
+    share_one_heap, total_memory_bytes, MemoryLimit,
 };
 pub use options::{Engine, ReaderOptions};
 pub use plan::SlotRead;
 pub use probe::{EngineProbe, EngineRate};
-pub use reader::{Reader, READER_BOUNCE_BYTES, READER_THREADS_MAX, READER_THREAD_BYTES_MAX};
+pub use reader::{
+    try_uring, Reader, READER_BOUNCE_BYTES, READER_THREADS_MAX, READER_THREAD_BYTES_MAX,
+};
 pub use release::release_to_zeros;
 pub use slow::SlowDiskOptions;
 pub use source::SourceFile;

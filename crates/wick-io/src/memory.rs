@@ -32,6 +32,29 @@ pub fn available_memory_bytes() -> Option<u64> {
     machine.into_iter().chain(groups).min()
 }
 
+/// All memory of the machine.
+pub fn total_memory_bytes() -> Option<u64> {
+    table_bytes(&read("/proc/meminfo")?, "MemTotal:")
+}
+
+/// A memory cgroup around this process that has a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryLimit {
+    /// Its directory.
+    pub folder: PathBuf,
+    /// The most that its processes may use together.
+    pub limit_bytes: u64,
+    /// What is left of that, where reclaimable page cache counts as free.
+    pub available_bytes: u64,
+}
+
+/// The memory cgroups (version 1 and 2) that bound this process, innermost first.
+pub fn memory_limits() -> Vec<MemoryLimit> {
+    let groups = read("/proc/self/cgroup").unwrap_or_default();
+    let groups = memory_groups(&groups).into_iter();
+    groups.filter_map(|group| group.limit()).collect()
+}
+
 fn read(path: impl AsRef<Path>) -> Option<String> {
     std::fs::read_to_string(path).ok()
 }
@@ -44,7 +67,7 @@ fn table_bytes(table: &str, name: &str) -> Option<u64> {
 }
 
 /// One directory of the cgroup tree, and the names of its files.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct MemoryGroup {
     folder: PathBuf,
     files: GroupFiles,
@@ -69,12 +92,28 @@ const VERSION_2: GroupFiles = GroupFiles {
     reclaimable: "inactive_file ",
 };
 
+/// Version 1 has no word for "no limit": a number that no machine has, rounded to pages.
+const NO_LIMIT_BYTES: u64 = 1 << 62;
+
 impl MemoryGroup {
+    fn limit(self) -> Option<MemoryLimit> {
+        let limit_bytes = self.number(self.files.limit)?;
+        (limit_bytes < NO_LIMIT_BYTES).then_some(MemoryLimit {
+            available_bytes: self.available_bytes()?,
+            folder: self.folder,
+            limit_bytes,
+        })
+    }
+
+    /// What a file of one number holds; "max" is no number.
+    fn number(&self, name: &str) -> Option<u64> {
+        read(self.folder.join(name))?.trim().parse().ok()
+    }
+
     /// Limit less usage, where reclaimable page cache is no usage; `None` without a limit.
     fn available_bytes(&self) -> Option<u64> {
-        let number = |name| read(self.folder.join(name))?.trim().parse::<u64>().ok();
-        let limit = number(self.files.limit)?; // "max" is no number
-        let usage = number(self.files.usage)?;
+        let limit = self.number(self.files.limit)?;
+        let usage = self.number(self.files.usage)?;
         let reclaimable = read(self.folder.join("memory.stat"))
             .and_then(|stat| {
                 stat.lines().find_map(|line| {
@@ -211,6 +250,10 @@ mod tests {
         assert_eq!(group.available_bytes(), Some(500));
         std::fs::write(folder.path().join("memory.max"), "100\n").unwrap();
         assert_eq!(group.available_bytes(), Some(0));
+        let limit = group.clone().limit().unwrap();
+        assert_eq!((limit.limit_bytes, limit.available_bytes), (100, 0));
+        std::fs::write(folder.path().join("memory.max"), "9223372036854771712\n").unwrap();
+        assert_eq!(group.limit(), None);
     }
 
     #[cfg(target_os = "linux")]
@@ -221,5 +264,8 @@ mod tests {
         let peak = peak_rss_bytes().unwrap();
         assert!(now > 100 << 10 && peak + (4 << 20) >= now, "{now} {peak}");
         assert!(available_memory_bytes().unwrap() > 1 << 20);
+        assert!(total_memory_bytes().unwrap() > 1 << 20);
+        let fits = |limit: &MemoryLimit| limit.available_bytes <= limit.limit_bytes;
+        assert!(memory_limits().iter().all(fits));
     }
 }

@@ -236,6 +236,21 @@ impl Threads {
     }
 }
 
+/// Makes a ring of `depth` requests and drops it again.
+///
+/// # Errors
+/// Why the kernel refuses one; a reader that asks for io_uring takes the pool then.
+#[cfg(target_os = "linux")]
+pub fn try_uring(depth: usize) -> std::io::Result<()> {
+    crate::ring::Ring::new(depth).map(drop)
+}
+
+/// As on Linux; elsewhere there is none.
+#[cfg(not(target_os = "linux"))]
+pub fn try_uring(_depth: usize) -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}
+
 impl Drop for Threads {
     fn drop(&mut self) {
         self.queue.stop();

@@ -170,6 +170,7 @@ fn write_fitted(
         recall: of(|quality| quality.recall),
         selected_fraction: of(|quality| quality.selected_fraction),
         union_fraction: of(|quality| quality.union_fraction),
+        windows: Some(fitted.iter().map(|(_, quality)| quality.windows).collect()),
     };
     let content = |layer: usize, part: Part| {
         let (factors, _) = &fitted[layer];

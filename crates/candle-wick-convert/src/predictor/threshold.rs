@@ -1,7 +1,7 @@
 //! Where to cut a layer's scores, and what the cut selects.
 
 use candle::{Result, Tensor};
-use candle_wick::Activation;
+use candle_wick::{Activation, WindowShares, WINDOW_TOKENS};
 
 use super::factor::Factors;
 
@@ -33,6 +33,26 @@ pub struct LayerQuality {
     pub selected_fraction: f32,
     /// Selected by any of 5 consecutive tokens, of all.
     pub union_fraction: f32,
+    /// Selected by any of the last tokens, and by none of them, by how many those are.
+    pub windows: WindowShares,
+}
+
+/// How long neurons have not been selected, counted by class: class `c` is idle for `2^(c-1)` tokens or more, and for
+/// fewer than `2^c`; class 0 was selected by the last token.
+type IdleCounts = [u64; WINDOW_TOKENS.len() + 1];
+
+fn idle_class(idle_tokens: usize) -> usize {
+    let bits = (usize::BITS - idle_tokens.leading_zeros()) as usize;
+    bits.min(WINDOW_TOKENS.len())
+}
+
+/// The shares by window from what was idle at each token, and what was idle until it was selected.
+fn window_shares(idle: &IdleCounts, woken: &IdleCounts, all: f32) -> WindowShares {
+    let share = |counts: &[u64]| counts.iter().sum::<u64>() as f32 / all;
+    WindowShares {
+        union: std::array::from_fn(|window| share(&idle[..=window])),
+        fresh: std::array::from_fn(|window| share(&woken[window + 1..])),
+    }
 }
 
 impl Truth<'_> {
@@ -87,14 +107,17 @@ impl Truth<'_> {
     ) -> Result<LayerQuality> {
         let (mut active, mut selected, mut found, mut union) = (0u64, 0u64, 0u64, 0u64);
         let (mut tokens, mut neurons) = (0u64, 0u64);
+        let (mut idle_counts, mut woken_counts) = (IdleCounts::default(), IdleCounts::default());
         // Tokens since each neuron was selected last.
         let mut idle = Vec::new();
         self.for_each_token(factors, x, |scores, exact| {
-            idle.resize(scores.len(), UNION_TOKENS);
+            idle.resize(scores.len(), WINDOW_TOKENS[WINDOW_TOKENS.len() - 1]);
             for ((score, exact), idle) in scores.iter().zip(exact).zip(&mut idle) {
                 let is_selected = *score >= threshold;
                 let is_active = self.activation.is_active(*exact);
+                woken_counts[idle_class(*idle)] += u64::from(is_selected);
                 *idle = if is_selected { 0 } else { *idle + 1 };
+                idle_counts[idle_class(*idle)] += 1;
                 active += u64::from(is_active);
                 selected += u64::from(is_selected);
                 found += u64::from(is_active && is_selected);
@@ -114,6 +137,28 @@ impl Truth<'_> {
             active_fraction: active as f32 / all,
             selected_fraction: selected as f32 / all,
             union_fraction: union as f32 / all,
+            windows: window_shares(&idle_counts, &woken_counts, all),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_count_what_any_or_none_of_their_tokens_selected() {
+        // One neuron that every fourth token selects, over 400 tokens.
+        let (mut idle_counts, mut woken) = (IdleCounts::default(), IdleCounts::default());
+        let mut idle = 3;
+        for token in 0..400 {
+            let is_selected = token % 4 == 0;
+            woken[idle_class(idle)] += u64::from(is_selected);
+            idle = if is_selected { 0 } else { idle + 1 };
+            idle_counts[idle_class(idle)] += 1;
+        }
+        let shares = window_shares(&idle_counts, &woken, 400.0);
+        assert_eq!(shares.union[..4], [0.25, 0.5, 1.0, 1.0]);
+        assert_eq!(shares.fresh[..4], [0.25, 0.25, 0.0, 0.0]);
     }
 }

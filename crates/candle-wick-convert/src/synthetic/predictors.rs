@@ -47,6 +47,7 @@ pub(super) fn write(
         recall: everywhere(SELECTED_FRACTION),
         selected_fraction: everywhere(SELECTED_FRACTION),
         union_fraction: everywhere(UNION_FRACTION),
+        windows: None,
     };
     let ranks: Vec<usize> = (0..manifest.layers.len())
         .map(|n| geometry.rank(n))

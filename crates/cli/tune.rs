@@ -1,0 +1,338 @@
+//! `wick tune`: tries settings on the model's first layers and keeps those that are faster beyond noise.
+//!
+//! One kind of setting after the other, each candidate in a duel with the best so far: both decode by turns, so that a
+//! machine that others use too disturbs both alike. A candidate wins when it is clearly faster in the median and in
+//! nearly every round. What is left at the end has to win against the defaults once more.
+//!
+//! Not here: the file that keeps the settings (`tuned`).
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use candle_wick::{BudgetPlan, Engine, FlashFolder, HumanBytes, SelectorKind};
+use candle_wick_models::Interrupt;
+use clap::Args;
+use serde::Serialize;
+
+use crate::activity::Expected;
+use crate::args::{number, ModelArgs, OpenedModel};
+use crate::bench::machine::Machine;
+use crate::bench::spread::Spread;
+use crate::front::{Front, FrontSpec};
+use crate::output;
+use crate::tuned::{Gain, Settings, TUNE_FILE};
+
+const ROUNDS: usize = 7;
+/// Rounds to be faster in, of all.
+const WINS_MIN: usize = 6;
+/// Below this share of the other's time a candidate is faster beyond noise.
+const CLEARLY_FASTER: f64 = 0.95;
+/// A round takes about this, and at least two tokens.
+const ROUND_TIME: Duration = Duration::from_millis(80);
+const ROUND_TOKENS: (u32, u32) = (2, 64);
+/// A model that misses nothing in so many tokens reads nothing that matters.
+const READS_TOKENS: usize = 8;
+
+#[derive(Args, Debug)]
+pub(crate) struct TuneArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// No new candidate is tried after this
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    seconds: f64,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    number(
+        text,
+        |value| value > 0.0 && value <= 3600.0,
+        "more than 0 and at most 3600",
+    )
+}
+
+/// What came of it.
+#[derive(Serialize)]
+struct Outcome {
+    settings: Settings,
+    gain: Gain,
+    /// Settings tried.
+    duels: usize,
+    is_stored: bool,
+}
+
+/// A model that settings are tried on.
+struct Bench<'a> {
+    model: &'a OpenedModel,
+    spec: FrontSpec,
+    deadline: Instant,
+    duels: usize,
+}
+
+/// Settings, and layers loaded with them.
+struct Contestant {
+    settings: Settings,
+    front: Front,
+}
+
+/// Medians of a token's time, and whether the challenger won.
+struct Duel {
+    champion_ms: f64,
+    challenger_ms: f64,
+    is_won: bool,
+}
+
+pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
+    let model = args
+        .model
+        .open_with(Interrupt::new(), &Settings::default())?;
+    let plan = candle_wick_models::plan(&model.folder, &model.options)?;
+    let expected = Expected::of(&model.folder, &plan)?;
+    let figures = expected.figures.as_ref();
+    let mut bench = Bench {
+        spec: FrontSpec::new(&model.folder, &plan, &model.options, figures),
+        model: &model,
+        deadline: Instant::now() + Duration::from_secs_f64(args.seconds),
+        duels: 0,
+    };
+    output::note(&format!(
+        "trying settings on the first {} of {} layers, for about {} s",
+        bench.spec.layers, bench.spec.layers_of_model, args.seconds
+    ));
+    let (settings, duel) = bench.search(&plan)?;
+    let gain = Gain {
+        memory: HumanBytes(plan.budget_bytes).to_string(),
+        date: Machine::this().date,
+        default_ms: duel.champion_ms,
+        tuned_ms: duel.challenger_ms,
+    };
+    let folder = model.folder.path();
+    let is_stored = !settings.is_default();
+    match is_stored {
+        true => settings.write(folder, &gain)?,
+        false => Settings::remove(folder)?,
+    }
+    let duels = bench.duels;
+    let outcome = Outcome {
+        settings,
+        gain,
+        duels,
+        is_stored,
+    };
+    match args.json {
+        true => output::print_json(&outcome)?,
+        false => output::print(&outcome.summary(&folder.join(TUNE_FILE).display().to_string()))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Outcome {
+    fn summary(&self, file: &str) -> String {
+        let Gain {
+            default_ms,
+            tuned_ms,
+            ..
+        } = &self.gain;
+        match self.is_stored {
+            true => format!(
+                "tuned: {}\n{tuned_ms:.3} ms a token in these layers, {default_ms:.3} with the defaults; in {file}\n",
+                self.settings
+            ),
+            false => format!(
+                "none of {} settings is faster than the defaults beyond noise: they stay, and {file} is not written\n",
+                self.duels
+            ),
+        }
+    }
+}
+
+impl Bench<'_> {
+    /// The best settings, and the last duel of the defaults with them.
+    fn search(&mut self, plan: &BudgetPlan) -> Result<(Settings, Duel)> {
+        let mut champion = self.contestant(Settings::default())?;
+        let reads = !plan.streamed.is_empty() || champion.front.pass(READS_TOKENS)?.ffn.misses > 0;
+        if !reads {
+            output::note("nothing is read at this budget: only compute threads can matter");
+        }
+        let kinds = kinds(plan, reads);
+        'kinds: for kind in kinds {
+            let base = champion.settings.clone();
+            for change in kind {
+                if Instant::now() > self.deadline {
+                    output::note("time is up: what is left was not tried");
+                    break 'kinds;
+                }
+                let settings = change(base.clone());
+                if settings != champion.settings {
+                    champion = self.duel_for(champion, settings)?;
+                }
+            }
+        }
+        if champion.settings.is_default() {
+            let token_ms = champion.round_ms(1)?;
+            let duel = Duel {
+                champion_ms: token_ms,
+                challenger_ms: token_ms,
+                is_won: false,
+            };
+            return Ok((Settings::default(), duel));
+        }
+        let mut defaults = self.contestant(Settings::default())?;
+        let duel = Duel::fight(&mut defaults, &mut champion)?;
+        let settings = match duel.is_won {
+            true => champion.settings,
+            false => Settings::default(),
+        };
+        Ok((settings, duel))
+    }
+
+    /// The winner of a duel, which is told.
+    fn duel_for(&mut self, mut champion: Contestant, settings: Settings) -> Result<Contestant> {
+        let mut challenger = self.contestant(settings)?;
+        let duel = Duel::fight(&mut champion, &mut challenger)?;
+        self.duels += 1;
+        output::note(&format!(
+            "{}: {:.3} ms against {:.3} with {}: {}",
+            challenger.settings,
+            duel.challenger_ms,
+            duel.champion_ms,
+            champion.settings,
+            if duel.is_won {
+                "taken"
+            } else {
+                "not faster beyond noise"
+            }
+        ));
+        Ok(if duel.is_won { challenger } else { champion })
+    }
+
+    fn contestant(&self, settings: Settings) -> Result<Contestant> {
+        let io = self.model.io_with(&settings);
+        let folder = FlashFolder::open(self.model.folder.path(), io)?;
+        let spec = match settings.window_tokens {
+            None => self.spec.clone(),
+            window => self.spec.with_window(window),
+        };
+        // The model takes as many threads as the pool that it is loaded in.
+        let threads = settings.threads.unwrap_or_else(rayon::current_num_threads);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+        let pool = pool.with_context(|| format!("starting {threads} threads"))?;
+        let mut front = pool.install(|| spec.load(&folder))?;
+        let prompt = front.pass(1)?;
+        front.warm_up(prompt.ffn.misses)?;
+        Ok(Contestant { settings, front })
+    }
+}
+
+type Change = Box<dyn Fn(Settings) -> Settings>;
+
+/// What may be changed, kind by kind.
+fn kinds(plan: &BudgetPlan, reads: bool) -> Vec<Vec<Change>> {
+    let depth = |count: usize| -> Change {
+        Box::new(move |base| Settings {
+            io_threads: Some(count),
+            ..base
+        })
+    };
+    let engine = |engine: Engine| -> Change {
+        Box::new(move |base| Settings {
+            io_engine: Some(engine.to_string()),
+            ..base
+        })
+    };
+    let gap = |bytes: usize| -> Change {
+        Box::new(move |base| Settings {
+            gap_bytes: Some(bytes),
+            ..base
+        })
+    };
+    let threads = |count: usize| -> Change {
+        Box::new(move |base| Settings {
+            threads: Some(count),
+            ..base
+        })
+    };
+    let window = |tokens: usize| -> Change {
+        Box::new(move |base| Settings {
+            window_tokens: Some(tokens),
+            ..base
+        })
+    };
+    let mut kinds: Vec<Vec<Change>> = Vec::new();
+    if reads {
+        kinds.push([Engine::Uring, Engine::Pool].map(engine).into());
+        kinds.push([64, 16, 8].map(depth).into());
+    }
+    if reads && plan.selector != SelectorKind::Dense {
+        kinds.push([32 << 10, 0].map(gap).into());
+        kinds.push([16, 4].map(window).into());
+    }
+    let most = rayon::current_num_threads();
+    let fewer = std::iter::successors(Some(1), |count| Some(2 * count));
+    kinds.push(
+        fewer
+            .take_while(|&count| count < most)
+            .map(threads)
+            .collect(),
+    );
+    kinds
+}
+
+impl Contestant {
+    /// Milliseconds of a token, over `tokens` tokens.
+    fn round_ms(&mut self, tokens: u32) -> Result<f64> {
+        let mut total = Duration::ZERO;
+        for _ in 0..tokens {
+            total += self.front.pass(1)?.total();
+        }
+        Ok(1000.0 * total.as_secs_f64() / f64::from(tokens.max(1)))
+    }
+}
+
+impl Duel {
+    fn fight(champion: &mut Contestant, challenger: &mut Contestant) -> Result<Self> {
+        let token_ms = champion.round_ms(1)?.max(challenger.round_ms(1)?);
+        let tokens = 1000.0 * ROUND_TIME.as_secs_f64() / token_ms.max(1e-3);
+        let tokens = (tokens as u32).clamp(ROUND_TOKENS.0, ROUND_TOKENS.1);
+        let mut rounds = Vec::with_capacity(ROUNDS);
+        for _ in 0..ROUNDS {
+            rounds.push((champion.round_ms(tokens)?, challenger.round_ms(tokens)?));
+        }
+        Ok(Self::of(&rounds))
+    }
+
+    /// By the times of both in each round.
+    fn of(rounds: &[(f64, f64)]) -> Self {
+        let champion_ms = Spread::of(rounds.iter().map(|round| round.0)).median;
+        let challenger_ms = Spread::of(rounds.iter().map(|round| round.1)).median;
+        let wins = rounds.iter().filter(|round| round.1 < round.0).count();
+        Self {
+            champion_ms,
+            challenger_ms,
+            is_won: wins >= WINS_MIN && challenger_ms < CLEARLY_FASTER * champion_ms,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noise_wins_no_duel() {
+        let won = |rounds: &[(f64, f64)]| Duel::of(rounds).is_won;
+        assert!(won(&[(10.0, 8.0); ROUNDS]));
+        assert!(!won(&[(10.0, 9.8); ROUNDS]));
+        assert!(!won(&[(10.0, 10.0); ROUNDS]));
+        let mut mixed = [(10.0, 8.0); ROUNDS];
+        mixed[0].1 = 12.0;
+        assert!(won(&mixed));
+        mixed[1].1 = 12.0;
+        assert!(!won(&mixed));
+    }
+}

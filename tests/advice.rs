@@ -1,0 +1,239 @@
+//! What `wick` says of a machine and a model before and beside running it: `plan --predict`, `tune`, `doctor`.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::demo::demo;
+use crate::support::{converted, fixture};
+
+fn wick(command: &str, path: &Path, flags: &[&str]) -> Output {
+    let mut process = Command::new(env!("CARGO_BIN_EXE_wick"));
+    process.arg(command).arg(path).args(flags);
+    process.output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn json(command: &str, path: &Path, flags: &[&str]) -> Value {
+    let output = wick(command, path, &[flags, &["--json"]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn number(figures: &Value, name: &str) -> f64 {
+    let value = figures[name].as_f64();
+    value.unwrap_or_else(|| panic!("{name} of {figures}"))
+}
+
+#[test]
+fn predictions_are_whole_and_finite() {
+    let (relu, silu) = (demo(), converted(&fixture("llama-2-silu")));
+    for (path, flags) in [
+        (
+            relu.path(),
+            &["--memory", "60%", "--prompt-tokens", "5"][..],
+        ),
+        (relu.path(), &["--memory", "50%", "--selector", "dense"]),
+        (relu.path(), &["--memory", "100%"]),
+        (silu.path(), &["--memory", "100%"]),
+    ] {
+        let plan = json("plan", path, &[flags, &["--predict"]].concat());
+        let figures = &plan["prediction"];
+        let parts =
+            ["io_ms", "memory_ms", "compute_ms", "other_ms"].map(|name| number(figures, name));
+        let token_ms = number(figures, "token_ms");
+        assert!(parts.iter().all(|part| *part >= 0.0), "{figures}");
+        assert!(parts.iter().sum::<f64>() >= 0.99 * token_ms, "{figures}");
+        for name in [
+            "load_s",
+            "first_token_ms",
+            "tokens_per_s",
+            "token_ms",
+            "head_ms",
+            "selected",
+        ] {
+            let value = number(figures, name);
+            assert!(value.is_finite() && value > 0.0, "{name}: {figures}");
+        }
+        assert!(number(figures, "selected") <= 1.0 && number(figures, "missed") <= 1.0);
+        let misses = number(figures, "missed") > 0.0;
+        assert_eq!(misses, !flags.contains(&"100%"), "{figures}");
+        assert!(number(&plan, "total_bytes") > 0.0);
+    }
+    let without = json("plan", relu.path(), &[]);
+    assert_eq!(without.get("prediction"), None);
+}
+
+#[test]
+fn predictions_say_what_cannot_be() {
+    let folder = demo();
+    for (flags, part) in [
+        (&["--predict", "--memory", "1MiB"][..], "floor"),
+        (
+            &["--predict", "--ctx", "32", "--prompt-tokens", "33"],
+            "context of 32",
+        ),
+        (&["--prompt-tokens", "3"], "--predict"),
+    ] {
+        let output = wick("plan", folder.path(), flags);
+        assert!(!output.status.success());
+        assert!(said(&output).contains(part), "{}", said(&output));
+    }
+}
+
+const PLAIN: [&str; 8] = [
+    "--memory",
+    "60%",
+    "-n",
+    "12",
+    "-p",
+    "It was a dark",
+    "--temperature",
+    "0",
+];
+
+/// The settings as a file that counts here: what was stored for this machine, with others in their place.
+fn put_settings(folder: &Path, settings: &str) {
+    let place = json("tune", folder, &["--seconds", "0.001"]);
+    assert_eq!(place["is_stored"], false, "nothing was tried: {place}");
+    let machine = json("doctor", folder, &["--no-probe"]);
+    let disk = machine["findings"][0]["found"].as_str().unwrap();
+    let disk = disk.split(", ").next().unwrap();
+    let text = format!(
+        r#"{{"version":1,"place":{{"processor":{},"cpus":{},"disk":"{disk}"}},"settings":{settings},
+        "gain":{{"memory":"60%","date":"2026-11-30","default_ms":2.0,"tuned_ms":1.0}}}}"#,
+        machine["machine"]["processor"], machine["machine"]["cpus"]
+    );
+    std::fs::write(folder.join("tune.json"), text).unwrap();
+}
+
+#[test]
+fn tuned_settings_are_used_named_and_change_no_text() {
+    let folder = demo();
+    let before = json("run", folder.path(), &PLAIN);
+    assert_eq!(before["tuned"], Value::Null);
+    put_settings(
+        folder.path(),
+        r#"{"io_threads":3,"io_engine":"pool","gap_bytes":0,"threads":1,"window_tokens":4}"#,
+    );
+    let after = json("run", folder.path(), &PLAIN);
+    let expected = "3 in flight, pool, gap limit 0 B, 1 compute threads, window 4";
+    assert_eq!(after["tuned"], expected);
+    assert_eq!(before["ids"], after["ids"]);
+    let plan = json("plan", folder.path(), &["--memory", "60%"]);
+    assert_eq!(
+        (&plan["tuned"], &plan["window_tokens"]),
+        (&after["tuned"], &Value::from(4))
+    );
+    let output = wick("run", folder.path(), &PLAIN);
+    assert!(
+        said(&output).contains("tuned     3 in flight"),
+        "{}",
+        said(&output)
+    );
+    // Flags go before it.
+    let flags = [
+        "--io-threads",
+        "5",
+        "--window",
+        "6",
+        "--threads",
+        "2",
+        "--io-engine",
+        "pool",
+    ];
+    let flagged = json("run", folder.path(), &[&PLAIN[..], &flags].concat());
+    assert_eq!(flagged["tuned"], "gap limit 0 B");
+    assert_eq!(before["ids"], flagged["ids"]);
+}
+
+#[test]
+fn settings_that_do_not_count_are_ignored_with_a_sentence() {
+    let folder = demo();
+    let before = json("run", folder.path(), &PLAIN);
+    for (settings, part) in [
+        (r#"{"io_threads":0}"#, "io_threads is 0"),
+        (r#"{"threads":99999999}"#, "threads is 99999999"),
+        (r#"{"fast":true}"#, "unknown field"),
+        ("[", "line"),
+    ] {
+        put_settings(folder.path(), settings);
+        let output = wick("run", folder.path(), &[&PLAIN[..], &["--json"]].concat());
+        assert!(output.status.success());
+        let (text, after) = (
+            said(&output),
+            serde_json::from_slice::<Value>(&output.stdout).unwrap(),
+        );
+        assert!(
+            text.contains("tune.json is ignored") && text.contains(part),
+            "{text}"
+        );
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert_eq!(
+            (&after["tuned"], &after["ids"]),
+            (&Value::Null, &before["ids"])
+        );
+    }
+}
+
+#[test]
+fn tuning_ends_and_stores_only_what_it_says() {
+    let folder = demo();
+    let outcome = json(
+        "tune",
+        folder.path(),
+        &["--memory", "60%", "--seconds", "4"],
+    );
+    let stored = folder.path().join("tune.json").exists();
+    assert_eq!(outcome["is_stored"], stored, "{outcome}");
+    assert!(outcome["duels"].as_u64().unwrap() > 0, "{outcome}");
+    let after = json("run", folder.path(), &PLAIN);
+    assert_eq!(after["tuned"].is_string(), stored);
+    let output = wick("tune", &folder.path().join("nowhere"), &[]);
+    assert!(!output.status.success() && said(&output).contains("no such folder"));
+}
+
+#[test]
+fn the_doctor_looks_at_everything_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkup = json("doctor", folder.path(), &["--no-probe"]);
+    let findings = checkup["findings"].as_array().unwrap();
+    let names: Vec<&str> = findings
+        .iter()
+        .map(|one| one["name"].as_str().unwrap())
+        .collect();
+    for name in [
+        "disk",
+        "direct I/O",
+        "io_uring",
+        "memory",
+        "memory cgroup",
+        "locked memory",
+        "large pages",
+    ] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    assert!(
+        names.ends_with(&["instructions", "processors"]),
+        "{names:?}"
+    );
+    for finding in findings {
+        let warns = finding["status"] == "warn";
+        assert!(warns || finding["status"] == "ok", "{finding}");
+        assert_eq!(finding["advice"].is_string(), warns, "{finding}");
+    }
+    assert_eq!(checkup["rates"], Value::Null);
+    assert!(checkup["machine"]["cpus"].as_u64().unwrap() > 0);
+    let output = wick("doctor", folder.path(), &[]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    for line in ["reads in order", "reads at random", "memory reads"] {
+        assert!(text.contains(line), "{text}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    let output = wick("doctor", &folder.path().join("nowhere"), &[]);
+    assert!(!output.status.success() && said(&output).contains("no such file or folder"));
+}
