@@ -300,6 +300,7 @@ impl Work<'_> {
             files,
             sources,
             dense_weight_bytes: self.checkpoint.dense_weight_bytes(),
+            order: None,
         }
     }
 

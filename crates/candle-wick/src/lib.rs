@@ -25,6 +25,7 @@ mod mlp;
 mod neuron_cache;
 mod neurons;
 mod predictors;
+mod records;
 mod rows;
 mod selector;
 mod stats;

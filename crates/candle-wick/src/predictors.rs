@@ -13,7 +13,7 @@ use wick_format::Manifest;
 /// The metadata of a predictor file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PredictorMetadata {
-    /// Hash of the model that they were made for: the manifest's `model_hash`.
+    /// Hash of the model that they were made for: [`Manifest::neurons_hash`].
     pub model_hash: String,
     /// What they look at; only `ffn_input` is known: the FFN's own input.
     pub input: String,
@@ -79,8 +79,8 @@ impl PredictorMetadata {
             selected_fraction: list("selected_fraction")?,
             union_fraction: list("union_fraction")?,
         };
-        if metadata.model_hash != manifest.model_hash {
-            let (made_for, here) = (&metadata.model_hash, &manifest.model_hash);
+        if metadata.model_hash != manifest.neurons_hash() {
+            let (made_for, here) = (&metadata.model_hash, manifest.neurons_hash());
             return Err(format!(
                 "made for model {made_for}, this one is {here}: fit them again"
             ));
