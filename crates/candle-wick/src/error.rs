@@ -98,6 +98,14 @@ pub enum Error {
         /// Why not, and what to use instead.
         reason: String,
     },
+    /// A recorded trace breaks its form, or is about another model.
+    #[error("{}: {reason}", path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong in it, with the tensor and the numbers.
+        reason: String,
+    },
     /// A layer was asked for another result before it gave the one it had begun.
     #[error("{prefix}: a step of this layer has begun and is not finished; a model serves one sequence at a time")]
     Busy {

@@ -25,6 +25,7 @@ mod mlp;
 mod neuron_cache;
 mod neurons;
 mod predictors;
+mod recorded_trace;
 mod records;
 mod rows;
 mod selector;
@@ -33,6 +34,7 @@ mod step;
 pub mod stock;
 mod stored;
 mod trace;
+mod trace_recorder;
 mod var_builder;
 mod weights;
 mod workspace;
@@ -50,9 +52,11 @@ pub use memory::{HumanBytes, Memory};
 pub use mlp::{FlashMlp, MlpTicket};
 pub use neuron_cache::{NeuronCache, StepPlan, PASS_NEURONS};
 pub use predictors::PredictorMetadata;
+pub use recorded_trace::{LayerTrace, RecordedTrace, TraceMetadata};
 pub use selector::SelectorKind;
 pub use stats::{FfnStats, MatrixStats};
 pub use trace::{ActivityTrace, TraceFigures};
+pub use trace_recorder::TraceRecorder;
 pub use var_builder::{FlashVarBuilder, Placement, Switches};
 pub use wick_io::{
     available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap, share_one_heap,

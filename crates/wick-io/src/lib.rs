@@ -68,7 +68,7 @@ pub use memory::{
     available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap, share_one_heap,
 };
 pub use options::{Engine, ReaderOptions};
-pub use plan::SlotRead;
+pub use plan::{SlotRead, RUN_BYTES_MAX};
 pub use probe::{EngineProbe, EngineRate};
 pub use reader::{Reader, READER_BOUNCE_BYTES, READER_THREADS_MAX, READER_THREAD_BYTES_MAX};
 pub use release::release_to_zeros;

@@ -29,12 +29,8 @@ pub enum Arrangement {
 
 impl Arrangement {
     /// In the order in which they are tried.
-    pub(crate) const ALL: [Self; 4] = [
-        Self::Natural,
-        Self::Popularity,
-        Self::Chained,
-        Self::Paired,
-    ];
+    pub(crate) const ALL: [Self; 4] =
+        [Self::Natural, Self::Popularity, Self::Chained, Self::Paired];
 
     /// The order of the neurons of `misses`.
     pub(crate) fn order(self, misses: &Together<'_>) -> Vec<u32> {
@@ -63,27 +59,26 @@ fn chained(misses: &Together<'_>) -> Vec<u32> {
         while let Some(neuron) = next {
             is_placed[neuron as usize] = true;
             order.push(neuron);
-            let closest = misses.closest(neuron, 1, &mut counters, |other| {
-                !is_placed[other as usize]
-            });
+            let closest =
+                misses.closest(neuron, 1, &mut counters, |other| !is_placed[other as usize]);
             next = closest.first().map(|(other, _)| *other);
         }
     }
     order
 }
 
-/// Neurons on their way into one line.
+/// Neurons on their way into one line; at first each is a line of its own.
 struct Lines {
     neighbours: Vec<[Option<u32>; 2]>,
-    /// Parents of a forest with one tree a line.
-    parent: Vec<u32>,
+    /// Of a neuron at an end of a line, the one at the other end.
+    far_end: Vec<u32>,
 }
 
 impl Lines {
     fn new(count: usize) -> Self {
         Self {
             neighbours: vec![[None; 2]; count],
-            parent: (0..count as u32).collect(),
+            far_end: (0..count as u32).collect(),
         }
     }
 
@@ -91,26 +86,23 @@ impl Lines {
         self.neighbours[neuron as usize][1].is_none()
     }
 
-    fn line_of(&self, mut neuron: u32) -> u32 {
-        while self.parent[neuron as usize] != neuron {
-            neuron = self.parent[neuron as usize];
-        }
-        neuron
+    /// Whether `a` and `b`, two neurons, are ends of different lines.
+    fn can_join(&self, a: u32, b: u32) -> bool {
+        self.is_end(a) && self.is_end(b) && self.far_end[a as usize] != b
     }
 
     /// Joins two ends of different lines; whether they were that.
     fn join(&mut self, a: u32, b: u32) -> bool {
-        let lines = (self.line_of(a), self.line_of(b));
-        if !self.is_end(a) || !self.is_end(b) || lines.0 == lines.1 {
+        if !self.can_join(a, b) {
             return false;
         }
         for (neuron, other) in [(a, b), (b, a)] {
             let [first, second] = &mut self.neighbours[neuron as usize];
             *if first.is_none() { first } else { second } = Some(other);
-            // Shortens the way to the root for the next to ask.
-            self.parent[neuron as usize] = lines.0;
         }
-        self.parent[lines.1 as usize] = lines.0;
+        let ends = [a, b].map(|neuron| self.far_end[neuron as usize]);
+        self.far_end[ends[0] as usize] = ends[1];
+        self.far_end[ends[1] as usize] = ends[0];
         true
     }
 
@@ -135,8 +127,7 @@ fn paired(misses: &Together<'_>) -> Vec<u32> {
         let ends = (0..count as u32).into_par_iter();
         let ends = ends.filter(|neuron| lines.is_end(*neuron));
         let closest = |counters: &mut Counters, neuron: u32| {
-            let own = lines.line_of(neuron);
-            let may_be = |other| lines.is_end(other) && lines.line_of(other) != own;
+            let may_be = |other| lines.can_join(neuron, other);
             let closest = misses.closest(neuron, PARTNERS, counters, may_be);
             let pair = move |(other, count)| (Reverse(count), neuron, other);
             closest.into_iter().map(pair).collect::<Vec<_>>()

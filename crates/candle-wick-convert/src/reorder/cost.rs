@@ -5,6 +5,8 @@
 
 use wick_io::{ReaderOptions, RUN_BYTES_MAX};
 
+use super::OrderCost;
+
 /// What a request costs besides its bytes, in bytes: two requests, and one across a gap of 12 to 16 KiB, took the same
 /// time (docs/bench/io.md).
 const REQUEST_BYTES: u64 = 14 << 10;
@@ -51,6 +53,15 @@ impl ReadCost {
             }
         }
         cost
+    }
+
+    /// The means.
+    pub(crate) fn a_token(&self) -> OrderCost {
+        let tokens = self.tokens.max(1) as f64;
+        OrderCost {
+            requests: self.requests as f64 / tokens,
+            bytes: self.bytes as f64 / tokens,
+        }
     }
 
     /// One figure of it: bytes, and what requests are worth in bytes.

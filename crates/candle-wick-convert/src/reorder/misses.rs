@@ -28,7 +28,8 @@ impl TokenSets {
             let plan = cache.plan(selection, selection.len().max(1));
             if is_full {
                 let misses = (0..selection.len()).filter(|position| plan.is_miss(*position));
-                sets.neurons.extend(misses.map(|position| selection[position]));
+                sets.neurons
+                    .extend(misses.map(|position| selection[position]));
                 sets.ends.push(sets.neurons.len());
             }
             cache.commit(selection, plan, 1, |_| 0);
@@ -39,13 +40,10 @@ impl TokenSets {
 
     /// The set of each token, ascending ids.
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &[u32]> {
-        let starts = [0].into_iter().chain(self.ends.iter().copied());
-        let ranges = starts.zip(&self.ends);
-        // `zip` ends with the shorter one, `ends`.
-        ranges
-            .map(|(start, end)| &self.neurons[start..*end])
-            .collect::<Vec<_>>()
-            .into_iter()
+        (0..self.ends.len()).map(|token| {
+            let start = token.checked_sub(1).map_or(0, |before| self.ends[before]);
+            &self.neurons[start..self.ends[token]]
+        })
     }
 
     /// Neurons of all tokens, added up.

@@ -82,9 +82,12 @@ impl<'a> Together<'a> {
                 *count += 1;
             }
         }
-        let others = touched.iter().filter(|other| **other != neuron && may_be(**other));
-        let mut closest: Vec<(u32, u32)> =
-            others.map(|other| (*other, counts[*other as usize])).collect();
+        let others = touched
+            .iter()
+            .filter(|other| **other != neuron && may_be(**other));
+        let mut closest: Vec<(u32, u32)> = others
+            .map(|other| (*other, counts[*other as usize]))
+            .collect();
         let by_count = |(id, count): &(u32, u32)| (std::cmp::Reverse(*count), *id);
         if closest.len() > most && most > 0 {
             closest.select_nth_unstable_by_key(most - 1, by_count);
@@ -111,7 +114,11 @@ mod tests {
         let mut closest = |neuron, most| together.closest(neuron, most, &mut counters, |_| true);
         assert_eq!(closest(0, 9), [(3, 3), (1, 1), (2, 1)]);
         assert_eq!(closest(0, 2), [(3, 3), (1, 1)]);
-        assert_eq!(closest(1, 9), [(0, 1), (2, 1), (3, 1)], "counters are clean");
+        assert_eq!(
+            closest(1, 9),
+            [(0, 1), (2, 1), (3, 1)],
+            "counters are clean"
+        );
         assert_eq!(closest(4, 9), []);
         let open = |other| other != 3;
         assert_eq!(together.closest(0, 1, &mut counters, open), [(1, 1)]);
