@@ -7,12 +7,14 @@ mod args;
 mod bench;
 mod convert;
 mod demo;
+mod friends;
 mod inspect;
 mod interrupt;
 mod output;
 mod plan;
 mod predictor;
 mod prompt;
+mod reorder;
 mod report;
 mod run;
 mod score;
@@ -46,6 +48,10 @@ enum Command {
     Predictor(predictor::PredictorArgs),
     /// Write a folder with random weights in a model's shapes, for measuring
     Synth(synth::SynthArgs),
+    /// Write a model again, with neurons side by side that a trace reads together
+    Reorder(reorder::ReorderArgs),
+    /// Show which neurons fire together in a trace, and why storing friends together does not pay
+    Friends(friends::FriendsArgs),
     /// Measure this machine's reads, or what a model's tokens take on it
     Bench(bench::BenchArgs),
     /// Write the embedded model into a folder; `run demo` starts this by itself
@@ -64,6 +70,8 @@ fn main() -> ExitCode {
         Command::Score(args) => score::run(&args),
         Command::Predictor(args) => predictor::run(&args),
         Command::Synth(args) => synth::run(&args),
+        Command::Reorder(args) => reorder::run(&args),
+        Command::Friends(args) => friends::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::PrepareDemo(args) => demo::prepare(&args),
     };

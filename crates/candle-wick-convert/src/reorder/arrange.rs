@@ -29,8 +29,7 @@ pub enum Arrangement {
 
 impl Arrangement {
     /// In the order in which they are tried.
-    pub(crate) const ALL: [Self; 4] =
-        [Self::Natural, Self::Popularity, Self::Chained, Self::Paired];
+    pub const ALL: [Self; 4] = [Self::Natural, Self::Popularity, Self::Chained, Self::Paired];
 
     /// The order of the neurons of `misses`.
     pub(crate) fn order(self, misses: &Together<'_>) -> Vec<u32> {

@@ -168,27 +168,28 @@ impl BundleReads {
         let missed = TokenSets::misses(trace, slots);
         let first = trace.tokens() - missed.iter().len();
         let mut reads = Self::default();
-        let mut brought = Vec::new();
-        for (selected, missed) in trace.iter().skip(first).zip(missed.iter()) {
-            brought.clear();
+        // The last token, counted from 1, for which a neuron was brought.
+        let mut brought = vec![0; friends.len()];
+        let tokens = trace.iter().skip(first).zip(missed.iter());
+        for (token, (selected, missed)) in (1..).zip(tokens) {
             reads.misses += missed.len() as f64;
             for neuron in missed {
-                if brought.contains(neuron) {
+                if brought[*neuron as usize] == token {
                     continue;
                 }
                 reads.bundles += 1.0;
-                brought.push(*neuron);
+                brought[*neuron as usize] = token;
                 let Some(friend) = friends[*neuron as usize] else {
                     continue;
                 };
                 let came = match () {
-                    () if brought.contains(&friend) => &mut reads.again,
+                    () if brought[friend as usize] == token => &mut reads.again,
                     () if missed.binary_search(&friend).is_ok() => &mut reads.wanted,
                     () if selected.binary_search(&friend).is_ok() => &mut reads.in_memory,
                     () => &mut reads.unwanted,
                 };
                 *came += 1.0;
-                brought.push(friend);
+                brought[friend as usize] = token;
             }
         }
         let tokens = missed.iter().len().max(1) as f64;
