@@ -4,7 +4,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_wick::{
-    Activation, Engine, FlashFolder, FlashMlp, FlashVarBuilder, IoOptions, Placement, SelectorKind,
+    Activation, CachePolicy, Engine, FlashFolder, FlashMlp, FlashVarBuilder, IoOptions, Placement,
+    SelectorKind,
 };
 use candle_wick_convert::synthetic::{synthesise, Geometry, SyntheticOptions};
 use wick_format::Dtype;
@@ -67,15 +68,21 @@ fn decoding_allocates_nothing() {
             ..IoOptions::default()
         };
         let folder = FlashFolder::open(out.path(), io).unwrap();
-        // All fits; misses all the time; more selected than slots; everything streamed.
-        for (selector, slots) in [
-            (SelectorKind::LowRank, FFN),
-            (SelectorKind::LowRank, 600),
-            (SelectorKind::LowRank, 100),
-            (SelectorKind::Dense, 256),
+        // All fits; misses all the time, by each policy; more selected than slots; everything streamed.
+        let (lru, lfu) = (CachePolicy::Lru, CachePolicy::Lfu);
+        for (selector, slots, cache_policy, window_tokens) in [
+            (SelectorKind::LowRank, FFN, lru, None),
+            (SelectorKind::LowRank, 600, lru, None),
+            (SelectorKind::LowRank, 600, lfu, None),
+            (SelectorKind::LowRank, FFN, lru, Some(2)),
+            (SelectorKind::LowRank, 100, lfu, None),
+            (SelectorKind::LowRank, 100, lru, None),
+            (SelectorKind::Dense, 256, lru, None),
         ] {
             let placement = Placement {
                 slots_per_layer: vec![slots],
+                cache_policy,
+                window_tokens,
                 ..Placement::resident(&folder, selector)
             };
             let vb = FlashVarBuilder::new(&folder, placement);
@@ -91,7 +98,10 @@ fn decoding_allocates_nothing() {
             });
             let stats = vb.ffn_stats()[0];
             assert!(stats.misses > 0 && stats.active > 0, "{stats:?}");
-            assert_eq!(count, 0, "{engine}, {selector}, {slots} slots");
+            assert_eq!(
+                count, 0,
+                "{engine}, {selector}, {slots} slots, {cache_policy}"
+            );
         }
     }
 }

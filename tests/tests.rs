@@ -2,6 +2,7 @@
 
 mod bench;
 mod budget;
+mod cache_policies;
 mod decode_bench;
 mod demo;
 mod engines;
@@ -16,4 +17,5 @@ mod support;
 mod synth;
 mod tidy;
 mod tokenizers;
+mod trace;
 mod unmodified;

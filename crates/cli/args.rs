@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{ensure, Context, Result};
-use candle_wick::{DirectIo, Engine, FlashFolder, IoOptions, Memory, SelectorKind, Switches};
+use candle_wick::{
+    CachePolicy, DirectIo, Engine, FlashFolder, IoOptions, Memory, SelectorKind, Switches,
+};
 use candle_wick_models::{Interrupt, LoadOptions, WickTokenizer};
 use clap::{Args, ValueEnum};
 
@@ -61,7 +63,11 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "NAME")]
     selector: Option<SelectorKind>,
 
-    /// Drop a neuron that none of the last COUNT tokens used [default: when its place is wanted]
+    /// Which neuron leaves when its place is wanted: `lru` (used the longest ago) or `lfu` (used least often of late)
+    #[arg(long, value_name = "NAME", default_value_t = CachePolicy::default())]
+    cache_policy: CachePolicy,
+
+    /// Drop a neuron that none of the last COUNT tokens used, even before its place is wanted [default: keep it]
     #[arg(long, value_name = "COUNT", value_parser = positive)]
     window: Option<usize>,
 
@@ -156,6 +162,7 @@ impl ModelArgs {
             ctx: self.ctx,
             selector: self.selector,
             window_tokens: self.window,
+            cache_policy: self.cache_policy,
             slots_per_layer: self.slots,
             switches: Switches {
                 overlap: !self.no_overlap,
@@ -265,15 +272,17 @@ mod tests {
     #[test]
     fn flags_become_load_options() {
         let line =
-            "m --memory 1.5GiB --selector oracle --window 4 --ctx 32 --io direct --io-threads 8";
+            "m --memory 1.5GiB --selector oracle --window 4 --ctx 32 --io direct --io-threads 8 --cache-policy lfu";
         let all = options(line).unwrap();
         assert_eq!(all.memory, Some(Memory::Bytes(3 << 29)));
         assert_eq!(all.selector, Some(SelectorKind::Oracle));
         assert_eq!((all.window_tokens, all.ctx), (Some(4), Some(32)));
+        assert_eq!(all.cache_policy, CachePolicy::Lfu);
         assert_eq!((all.io.direct, all.io.threads), (DirectIo::Required, 8));
         let none = options("m").unwrap();
         assert_eq!((none.memory, none.selector, none.ctx), (None, None, None));
         assert_eq!(none.io.direct, DirectIo::Preferred);
+        assert_eq!(none.cache_policy, CachePolicy::Lru);
     }
 
     #[test]
@@ -291,6 +300,7 @@ mod tests {
             "--memory lots",
             "--memory 0%",
             "--selector best",
+            "--cache-policy window",
             "--window 0",
             "--threads 0",
             "--threads 100000",

@@ -19,6 +19,8 @@ mod report;
 mod run;
 mod score;
 mod synth;
+mod trace;
+mod window;
 
 use std::process::ExitCode;
 
@@ -46,6 +48,10 @@ enum Command {
     Score(score::ScoreArgs),
     /// Make the predictors that let a model skip neurons
     Predictor(predictor::PredictorArgs),
+    /// Record which neurons each token of a text has
+    Trace(trace::TraceArgs),
+    /// Show what a recorded trace needs: union and new neurons by window, misses by cache policy
+    Window(window::WindowArgs),
     /// Write a folder with random weights in a model's shapes, for measuring
     Synth(synth::SynthArgs),
     /// Write a model again, with neurons side by side that a trace reads together
@@ -69,6 +75,8 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Predictor(args) => predictor::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Window(args) => window::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Reorder(args) => reorder::run(&args),
         Command::Friends(args) => friends::run(&args),

@@ -20,6 +20,7 @@ mod pool;
 mod rope;
 mod score;
 mod tokenizer;
+mod trace;
 
 pub use error::{Error, Result};
 pub use family::{CausalLm, ModelConfig};
@@ -29,3 +30,4 @@ pub use load::{check_config, load, plan, LoadOptions, LoadedModel};
 pub use rope::RopeParameters;
 pub use score::{score, score_each, Score};
 pub use tokenizer::{TextStream, WickTokenizer};
+pub use trace::record_trace;

@@ -5,8 +5,8 @@ use std::path::Path;
 use candle::{Device, IndexOp, Tensor};
 use candle_wick::{
     available_memory_bytes, current_rss_bytes, release_free_heap, Activation, ActivityTrace,
-    BudgetPlan, FfnRecorder, FfnStats, FlashFolder, FlashVarBuilder, IoOptions, Memory, Placement,
-    PlanOptions, SelectorKind, Switches,
+    BudgetPlan, CachePolicy, FfnRecorder, FfnStats, FlashFolder, FlashVarBuilder, IoOptions,
+    Memory, Placement, PlanOptions, SelectionRecorder, SelectorKind, Switches,
 };
 use serde_json::Value;
 
@@ -31,6 +31,8 @@ pub struct LoadOptions {
     pub selector: Option<SelectorKind>,
     /// Drop a neuron when none of this many tokens used it; `None` keeps it until its slot is wanted.
     pub window_tokens: Option<usize>,
+    /// Which neuron leaves when its slot is wanted.
+    pub cache_policy: CachePolicy,
     /// Exactly this many slots a layer instead of what the budget leaves: for measuring.
     pub slots_per_layer: Option<usize>,
     /// What is switched off and on, to see what it brings.
@@ -168,6 +170,7 @@ impl LoadedModel {
         let plan = plan_for(&folder, config.as_ref(), options)?;
         let placement = Placement {
             switches: options.switches,
+            cache_policy: options.cache_policy,
             trace: options.trace.clone(),
             ..plan.placement()
         };
@@ -338,6 +341,16 @@ impl LoadedModel {
     /// Shows the inputs of every FFN to `recorder` from now on, or to nobody.
     pub fn record_ffn_inputs(&self, recorder: Option<FfnRecorder>) {
         self.vb.record_ffn_inputs(recorder);
+    }
+
+    /// Shows what each token's neurons are, in every FFN, to `recorder` from now on, or to nobody.
+    pub fn record_selections(&self, recorder: Option<SelectionRecorder>) {
+        self.vb.record_selections(recorder);
+    }
+
+    /// Whether a made-up history stands in for what the selector chooses.
+    pub fn is_replaying(&self) -> bool {
+        self.vb.is_replaying()
     }
 
     /// Candle's own `VarBuilder` over the same folder.

@@ -21,6 +21,7 @@ use serde::Serialize;
 use wick_format::{FfnLayer, Layout, NeuronOrder};
 
 use crate::error::{Error, Result};
+use crate::eviction_order::CachePolicy;
 use crate::folder::FlashFolder;
 use crate::memory::{HumanBytes, Memory};
 use crate::neuron_cache::NeuronCache;
@@ -368,6 +369,7 @@ impl BudgetPlan {
             selector: self.selector,
             slots_per_layer: self.slots_per_layer.clone(),
             window_tokens: self.window_tokens,
+            cache_policy: CachePolicy::default(),
             streamed: self.streamed.iter().cloned().collect::<BTreeSet<_>>(),
             switches: Switches::default(),
             trace: None,

@@ -15,6 +15,7 @@ mod alibi;
 mod budget;
 mod embedding;
 mod error;
+mod eviction_order;
 mod folder;
 mod io_options;
 mod kv_cache;
@@ -44,6 +45,7 @@ pub use alibi::Alibi;
 pub use budget::{BudgetPlan, ModelNeeds, PlanLine, PlanOptions};
 pub use embedding::FlashEmbedding;
 pub use error::{Error, Result};
+pub use eviction_order::CachePolicy;
 pub use folder::{FlashFolder, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE};
 pub use io_options::IoOptions;
 pub use kv_cache::KvCache;
@@ -62,4 +64,4 @@ pub use wick_io::{
     available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap, share_one_heap,
     DirectIo, Engine, IoCounters, IoMode, SlowDiskOptions,
 };
-pub use workspace::FfnRecorder;
+pub use workspace::{FfnRecorder, SelectionRecorder};

@@ -115,7 +115,8 @@ impl FlashMlp {
         let placement = vb.placement();
         let slots = placement.slots_per_layer[index];
         let slot_count = slots.max(2).min(intermediate_size);
-        let cache = NeuronCache::new(intermediate_size, slot_count, placement.window_tokens);
+        let (policy, window_tokens) = (placement.cache_policy, placement.window_tokens);
+        let cache = NeuronCache::new(intermediate_size, slot_count, policy, window_tokens);
         let switches = placement.switches;
         let neurons = LayerNeurons::load(vb.folder(), layer, activation, switches.bundling)?;
         let mut state = State {

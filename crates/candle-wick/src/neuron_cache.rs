@@ -3,24 +3,26 @@
 //! It only keeps the books: `slot_count` slots, `neuron_count` neurons, no bytes. One step (a token, or a
 //! chunk of prompt tokens):
 //! 1. `plan` takes the step's selected neurons and gives each a slot: hits keep theirs, misses get a free
-//!    slot or that of the neuron whose last use is the longest ago.
+//!    slot or that of a neuron which the policy gives up (`eviction_order`).
 //! 2. The caller walks the passes: reads a pass's misses, computes over its neurons.
 //! 3. `commit` makes the misses residents and slides the window; after a failed read `abort` forgets them.
 //!
-//! A neuron out of use stays until its slot is wanted, oldest use first. With `window_tokens` it is dropped
-//! as soon as none of the last `window_tokens` tokens used it (the paper's windowing, section 3.1).
+//! A neuron out of use stays until its slot is wanted. With `window_tokens` it is dropped as soon as none of the
+//! last `window_tokens` tokens used it, whatever the policy (the paper's windowing, section 3.1).
 //!
 //! A selection larger than the slots runs in ascending passes: what is resident stays, and the misses
 //! stream through a ring of two halves, so that one half is read while the other is computed.
 //!
 //! Invariants:
 //! - `slot_of` and `neuron_of` are inverse maps;
-//! - the recency list holds every slot once, free slots first;
+//! - no policy gives up a slot of the step at hand;
 //! - during pass `p` and the reads of pass `p + 1`, no slot of a neuron of pass `p` is rewritten.
 //!
 //! Not here: choosing neurons (`selector`), reading them (`wick-io`), multiplying (`wick-kernels`).
 
 use std::ops::Range;
+
+use crate::eviction_order::{CachePolicy, EvictionOrder};
 
 const NONE: u32 = u32::MAX;
 /// Neurons in one half of the streaming ring at most, and the slots that a budget leaves each layer at least.
@@ -66,7 +68,7 @@ pub struct NeuronCache {
     neuron_of: Vec<u32>,
     /// Token count at the slot's last use.
     used_at: Vec<u64>,
-    recency: RecencyList,
+    order: EvictionOrder,
     selected_in: Vec<u32>,
     step: u32,
     tokens: u64,
@@ -83,7 +85,12 @@ impl NeuronCache {
     ///
     /// # Panics
     /// With fewer than two slots for a layer of more neurons: streaming needs one to read and one to compute.
-    pub fn new(neuron_count: usize, slot_count: usize, window_tokens: Option<usize>) -> Self {
+    pub fn new(
+        neuron_count: usize,
+        slot_count: usize,
+        policy: CachePolicy,
+        window_tokens: Option<usize>,
+    ) -> Self {
         assert!(
             slot_count >= neuron_count.min(2),
             "{slot_count} slots for {neuron_count} neurons"
@@ -92,7 +99,7 @@ impl NeuronCache {
             slot_of: vec![NONE; neuron_count],
             neuron_of: vec![NONE; slot_count],
             used_at: vec![0; slot_count],
-            recency: RecencyList::new(slot_count),
+            order: EvictionOrder::new(policy, neuron_count, slot_count),
             selected_in: vec![0; neuron_count],
             step: 0,
             tokens: 0,
@@ -103,10 +110,11 @@ impl NeuronCache {
         }
     }
 
-    /// Bytes that the books of one layer take.
+    /// Bytes that the books of one layer take, under any policy.
     pub fn bookkeeping_bytes(neuron_count: usize, slot_count: usize) -> u64 {
-        // slot_of, selected_in, plan slots, is_miss; neuron_of, used_at, two links of the list.
-        (neuron_count * (4 + 4 + 4 + 1) + slot_count * (4 + 8 + 8)) as u64
+        // slot_of, selected_in, plan slots, is_miss; neuron_of, used_at.
+        let books = neuron_count * (4 + 4 + 4 + 1) + slot_count * (4 + 8);
+        (books + EvictionOrder::bytes(neuron_count, slot_count)) as u64
     }
 
     /// How many slots there are.
@@ -152,19 +160,20 @@ impl NeuronCache {
         plan
     }
 
-    /// Marks the step's neurons and moves the resident ones to the recent end, so that the other end holds
-    /// only slots that this step does not need.
+    /// Marks the step's neurons and moves the resident ones to the end of their lists, so that the first of a list is
+    /// one that this step does not need, if there is such a one.
     fn mark_and_touch(&mut self, selection: &[u32]) {
         self.step = self.step.wrapping_add(1);
         if self.step == 0 {
             self.selected_in.fill(0);
             self.step = 1;
         }
+        self.order.begin_step();
         for &neuron in selection {
             self.selected_in[neuron as usize] = self.step;
             let slot = self.slot_of[neuron as usize];
             if slot != NONE {
-                self.recency.move_to_back(slot);
+                self.order.touch(slot, neuron);
             }
         }
     }
@@ -177,18 +186,18 @@ impl NeuronCache {
         }
     }
 
-    /// Frees the least recently used slot and moves it to the recent end.
+    /// Takes the slot that the policy gives up, for the step at hand.
     fn take_oldest(&mut self) -> u32 {
-        let slot = self.recency.front();
+        let (neuron_of, selected_in, step) = (&self.neuron_of, &self.selected_in, self.step);
+        let slot = self.order.take(|slot| match neuron_of[slot as usize] {
+            // Taken a moment ago.
+            NONE => true,
+            neuron => selected_in[neuron as usize] == step,
+        });
         let neuron = std::mem::replace(&mut self.neuron_of[slot as usize], NONE);
         if neuron != NONE {
-            debug_assert_ne!(
-                self.selected_in[neuron as usize], self.step,
-                "evicted a needed neuron"
-            );
             self.slot_of[neuron as usize] = NONE;
         }
-        self.recency.move_to_back(slot);
         slot
     }
 
@@ -242,7 +251,7 @@ impl NeuronCache {
         plan.passes.push(start..selection.len());
         for (half, used) in halves.iter().zip(half_used) {
             for &slot in &half[used..] {
-                self.recency.move_to_front(slot);
+                self.order.free(slot);
             }
         }
         self.ring = ring;
@@ -253,17 +262,17 @@ impl NeuronCache {
         if neuron != NONE {
             self.slot_of[neuron as usize] = NONE;
         }
-        self.recency.move_to_front(slot);
+        self.order.free(slot);
     }
 
     /// Ends the step after all its reads: the misses are residents now, `tokens` tokens went by, and
-    /// `last_use(position)` says how many of those tokens ago the neuron at `position` was used last.
+    /// `used_by(position)` has bit `t` set when token `t` of them used the neuron at `position`.
     pub fn commit(
         &mut self,
         selection: &[u32],
         plan: StepPlan,
         tokens: usize,
-        last_use: impl Fn(usize) -> usize,
+        used_by: impl Fn(usize) -> u128,
     ) {
         self.tokens += tokens as u64;
         if tokens > 1 {
@@ -279,10 +288,13 @@ impl NeuronCache {
                 }
                 self.slot_of[neuron as usize] = slot;
             }
-            self.used_at[slot as usize] = self.tokens - last_use(position) as u64;
+            let used_by = used_by(position);
+            self.used_at[slot as usize] = self.tokens - tokens_since(used_by, tokens);
+            self.order.count(slot, neuron, used_by.count_ones());
         }
         self.plan = plan;
         self.slide_window();
+        self.order.age(tokens);
     }
 
     /// Ends the step after a failed read: none of its misses is resident.
@@ -297,23 +309,23 @@ impl NeuronCache {
         self.plan = plan;
     }
 
-    /// Drops what no token of the window used. Slots lie in the order of their steps, so the first fresh one
-    /// ends the search, unless a step of several tokens in the window mixed the order.
+    /// Drops what no token of the window used. Where slots lie in the order of their steps, the first fresh one ends
+    /// the search, unless a step of several tokens in the window mixed the order.
     fn slide_window(&mut self) {
         let Some(window_tokens) = self.window_tokens else {
             return;
         };
-        let in_order = self.chunk_end + window_tokens as u64 <= self.tokens;
-        let mut slot = self.recency.first();
-        while let Some(current) = slot {
-            slot = self.recency.after(current);
-            if self.neuron_of[current as usize] == NONE {
-                continue;
-            }
-            if self.used_at[current as usize] + window_tokens as u64 <= self.tokens {
-                self.forget_slot(current);
-            } else if in_order {
-                break;
+        let in_order =
+            self.order.is_by_use() && self.chunk_end + window_tokens as u64 <= self.tokens;
+        for rank in self.order.ranks() {
+            let mut slot = self.order.first(rank);
+            while let Some(current) = slot {
+                slot = self.order.next(current);
+                if self.used_at[current as usize] + window_tokens as u64 <= self.tokens {
+                    self.forget_slot(current);
+                } else if in_order {
+                    break;
+                }
             }
         }
     }
@@ -322,6 +334,16 @@ impl NeuronCache {
     pub fn clear(&mut self) {
         self.slot_of.fill(NONE);
         self.neuron_of.fill(NONE);
+        self.order.clear();
+    }
+}
+
+/// How many tokens ago the last of those of `used_by` was, in a step of `tokens` tokens.
+fn tokens_since(used_by: u128, tokens: usize) -> u64 {
+    let newest = u128::BITS - used_by.leading_zeros();
+    match newest {
+        0 => 0,
+        newest => tokens as u64 - u64::from(newest),
     }
 }
 
@@ -334,68 +356,6 @@ fn split_by_count(len: usize, count: usize, passes: &mut Vec<Range<usize>>) {
         if start == len {
             break;
         }
-    }
-}
-
-/// All slots in one doubly linked list, least recently used first; every operation O(1).
-#[derive(Debug)]
-struct RecencyList {
-    /// Neighbours of each slot; the last entry is the list's two ends.
-    before: Vec<u32>,
-    after: Vec<u32>,
-}
-
-impl RecencyList {
-    fn new(slot_count: usize) -> Self {
-        let ends = slot_count as u32;
-        let ring = slot_count + 1;
-        let before = (0..ring).map(|i| ((i + ring - 1) % ring) as u32).collect();
-        let after = (0..ring).map(|i| ((i + 1) % ring) as u32).collect();
-        debug_assert!(ends < NONE);
-        Self { before, after }
-    }
-
-    fn ends(&self) -> u32 {
-        (self.after.len() - 1) as u32
-    }
-
-    fn first(&self) -> Option<u32> {
-        self.after(self.ends())
-    }
-
-    fn after(&self, slot: u32) -> Option<u32> {
-        let next = self.after[slot as usize];
-        (next != self.ends()).then_some(next)
-    }
-
-    fn front(&self) -> u32 {
-        self.first()
-            .expect("a step never asks for more slots than there are")
-    }
-
-    fn unlink(&mut self, slot: u32) {
-        let (before, after) = (self.before[slot as usize], self.after[slot as usize]);
-        self.after[before as usize] = after;
-        self.before[after as usize] = before;
-    }
-
-    fn link_between(&mut self, before: u32, slot: u32, after: u32) {
-        self.after[before as usize] = slot;
-        self.before[slot as usize] = before;
-        self.after[slot as usize] = after;
-        self.before[after as usize] = slot;
-    }
-
-    fn move_to_back(&mut self, slot: u32) {
-        self.unlink(slot);
-        let ends = self.ends();
-        self.link_between(self.before[ends as usize], slot, ends);
-    }
-
-    fn move_to_front(&mut self, slot: u32) {
-        self.unlink(slot);
-        let ends = self.ends();
-        self.link_between(ends, slot, self.after[ends as usize]);
     }
 }
 

@@ -1,6 +1,6 @@
 //! The neuron cache against a naive model: a map of contents, executed pass by pass.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
@@ -42,13 +42,19 @@ fn check(cache: &NeuronCache, device: &Device) {
     let resident = cache.slot_of.iter().filter(|slot| **slot != NONE).count();
     assert_eq!(resident, cache.used_count(), "inverse maps");
     let mut listed = BTreeSet::new();
-    let (mut slot, mut seen_used) = (cache.recency.first(), false);
-    while let Some(current) = slot {
-        assert!(listed.insert(current), "slot listed twice");
-        let used = cache.neuron_of[current as usize] != NONE;
-        assert!(used || !seen_used, "free slots come first");
-        seen_used |= used;
-        slot = cache.recency.after(current);
+    let ranks = cache.order.ranks();
+    for list in 0..ranks.end {
+        let mut slot = cache.order.first(list);
+        while let Some(current) = slot {
+            assert!(listed.insert(current), "slot listed twice");
+            let used = cache.neuron_of[current as usize] != NONE;
+            assert_eq!(
+                used,
+                ranks.contains(&list),
+                "free slots have a list of their own"
+            );
+            slot = cache.order.next(current);
+        }
     }
     assert_eq!(listed.len(), cache.slot_count());
 }
@@ -96,7 +102,7 @@ fn run(cache: &mut NeuronCache, device: &mut Device, step: &Step) -> usize {
     }
     let misses = plan.miss_count();
     cache.commit(&selection, plan, step.tokens, |position| {
-        step.last_use(position)
+        step.used_by(position)
     });
     misses
 }
@@ -110,9 +116,18 @@ struct Step {
 }
 
 impl Step {
-    /// Some number of tokens ago, within the step.
+    /// Some of the step's tokens.
+    fn used_by(&self, position: usize) -> u128 {
+        1 + (position as u128 * 7 + 3) % ((1 << self.tokens) - 1)
+    }
+
+    /// How many tokens ago the last of them was.
     fn last_use(&self, position: usize) -> usize {
-        (position * 7 + 3) % self.tokens
+        let mut newest = self.tokens - 1;
+        while self.used_by(position) >> newest & 1 == 0 {
+            newest -= 1;
+        }
+        self.tokens - 1 - newest
     }
 }
 
@@ -132,14 +147,102 @@ fn steps(neuron_count: u32) -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..30)
 }
 
+/// What a cache holds, kept by the definition of its policy alone: everything is looked through for each decision.
+struct Naive {
+    policy: CachePolicy,
+    window_tokens: Option<usize>,
+    slot_count: usize,
+    /// When each resident neuron was used: token count, and place in the order of uses.
+    residents: BTreeMap<u32, (usize, usize)>,
+    counts: BTreeMap<u32, u32>,
+    now: usize,
+    places: usize,
+    halved_at: usize,
+}
+
+impl Naive {
+    fn new(policy: CachePolicy, window_tokens: Option<usize>, slot_count: usize) -> Self {
+        Self {
+            policy,
+            window_tokens,
+            slot_count,
+            residents: BTreeMap::new(),
+            counts: BTreeMap::new(),
+            now: 0,
+            places: 0,
+            halved_at: 0,
+        }
+    }
+
+    /// Small for those who leave first.
+    fn worth(&self, neuron: u32) -> (u32, usize) {
+        let place = self.residents[&neuron].1;
+        match self.policy {
+            CachePolicy::Lru => (0, place),
+            CachePolicy::Lfu => (self.counts[&neuron], place),
+        }
+    }
+
+    fn run(&mut self, step: &Step) {
+        let is_hit = |n: &u32| self.residents.contains_key(n);
+        let (hits, misses): (Vec<u32>, Vec<u32>) = step.neurons.iter().partition(|n| is_hit(n));
+        while self.residents.len() + misses.len() > self.slot_count {
+            let others = self.residents.keys().copied();
+            let others = others.filter(|n| !step.neurons.contains(n));
+            let worst = others.min_by_key(|n| self.worth(*n)).unwrap();
+            self.residents.remove(&worst);
+        }
+        self.now += step.tokens;
+        // What one step uses is used at once: hits touch their slots first, counting comes last.
+        let order: Vec<u32> = match self.policy {
+            CachePolicy::Lru => hits.into_iter().chain(misses).collect(),
+            CachePolicy::Lfu => step.neurons.iter().copied().collect(),
+        };
+        for neuron in order {
+            let position = step.neurons.iter().position(|n| *n == neuron).unwrap();
+            self.places += 1;
+            let used_at = self.now - step.last_use(position);
+            self.residents.insert(neuron, (used_at, self.places));
+            let count = self.counts.entry(neuron).or_default();
+            *count = (*count + step.used_by(position).count_ones()).min(255);
+        }
+        if let Some(window) = self.window_tokens {
+            let now = self.now;
+            self.residents.retain(|_, used| used.0 + window > now);
+        }
+        if self.now - self.halved_at >= 128 {
+            self.halve();
+        }
+    }
+
+    /// Halves the counts; who was worth less before still is.
+    fn halve(&mut self) {
+        self.halved_at = self.now;
+        let mut in_order: Vec<u32> = self.residents.keys().copied().collect();
+        in_order.sort_by_key(|n| self.worth(*n));
+        if self.policy == CachePolicy::Lfu {
+            for neuron in in_order {
+                self.places += 1;
+                self.residents.get_mut(&neuron).unwrap().1 = self.places;
+            }
+        }
+        self.counts.values_mut().for_each(|count| *count /= 2);
+    }
+}
+
+fn policies() -> impl Strategy<Value = CachePolicy> {
+    prop_oneof![Just(CachePolicy::Lru), Just(CachePolicy::Lfu)]
+}
+
 proptest! {
     #[test]
     fn every_pass_computes_over_the_right_neurons(
         steps in steps(40),
         slot_count in 2..45usize,
+        policy in policies(),
         window_tokens in proptest::option::of(1..6usize),
     ) {
-        let mut cache = NeuronCache::new(40, slot_count, window_tokens);
+        let mut cache = NeuronCache::new(40, slot_count, policy, window_tokens);
         let mut device = Device { content: vec![NONE - 1; slot_count] };
         for step in &steps {
             run(&mut cache, &mut device, step);
@@ -147,12 +250,35 @@ proptest! {
         }
     }
 
+    /// While selections fit, residents are exactly those that the policy's definition keeps. Steps come again and
+    /// again, so that counts grow and are halved.
+    #[test]
+    fn a_policy_keeps_whom_its_definition_keeps(
+        steps in steps(40),
+        slot_count in 20..41usize,
+        policy in policies(),
+        window_tokens in proptest::option::weighted(0.3, 1..20usize),
+    ) {
+        let mut cache = NeuronCache::new(40, slot_count, policy, window_tokens);
+        let mut device = Device { content: vec![NONE - 1; slot_count] };
+        let mut naive = Naive::new(policy, window_tokens, slot_count);
+        let fits = |step: &&Step| step.neurons.len() <= slot_count && !step.fails;
+        for step in steps.iter().cycle().filter(fits).take(300.min(30 * steps.iter().filter(fits).count())) {
+            let expected = step.neurons.iter().filter(|n| !naive.residents.contains_key(n)).count();
+            prop_assert_eq!(run(&mut cache, &mut device, step), expected);
+            naive.run(step);
+            let kept: Vec<u32> = naive.residents.keys().copied().collect();
+            let residents: Vec<u32> = (0..40).filter(|n| cache.contains(*n)).collect();
+            prop_assert_eq!(residents, kept);
+        }
+    }
+
     /// With a window, what stays is what the window's tokens used; slots for all, so that nothing else counts.
     #[test]
     fn the_window_keeps_what_its_tokens_used(steps in steps(40), window_tokens in 1..6usize) {
-        let mut cache = NeuronCache::new(40, 40, Some(window_tokens));
+        let mut cache = NeuronCache::new(40, 40, CachePolicy::Lru, Some(window_tokens));
         let mut device = Device { content: vec![NONE - 1; 40] };
-        let mut used_at = std::collections::BTreeMap::<u32, usize>::new();
+        let mut used_at = BTreeMap::<u32, usize>::new();
         let mut now = 0;
         for step in &steps {
             run(&mut cache, &mut device, step);
@@ -169,41 +295,11 @@ proptest! {
             }
         }
     }
-
-    /// Without a window and while selections fit, the cache is least recently used by step.
-    #[test]
-    fn evicts_the_oldest_use(steps in steps(24), slot_count in 24..25usize, extra in 0..8u32) {
-        let capacity = slot_count - extra as usize;
-        let mut cache = NeuronCache::new(24, capacity, None);
-        let mut device = Device { content: vec![NONE - 1; capacity] };
-        let mut last_use = std::collections::BTreeMap::<u32, usize>::new();
-        for (time, step) in steps.iter().enumerate() {
-            if step.neurons.len() > capacity || step.fails {
-                continue;
-            }
-            run(&mut cache, &mut device, step);
-            for neuron in &step.neurons {
-                last_use.insert(*neuron, time + 1);
-            }
-            // Whoever is out was used no later than whoever is in.
-            let oldest_in = (0..24)
-                .filter(|n| cache.contains(*n))
-                .filter_map(|n| last_use.get(&n))
-                .min();
-            let newest_out = (0..24)
-                .filter(|n| !cache.contains(*n))
-                .filter_map(|n| last_use.get(&n))
-                .max();
-            if let (Some(inside), Some(outside)) = (oldest_in, newest_out) {
-                prop_assert!(outside <= inside);
-            }
-        }
-    }
 }
 
 #[test]
 fn all_slots_means_nothing_is_read_twice() {
-    let mut cache = NeuronCache::new(30, 30, None);
+    let mut cache = NeuronCache::new(30, 30, CachePolicy::Lru, None);
     let mut device = Device {
         content: vec![NONE - 1; 30],
     };
@@ -219,7 +315,7 @@ fn all_slots_means_nothing_is_read_twice() {
 
 #[test]
 fn dense_scan_keeps_what_fits_resident() {
-    let mut cache = NeuronCache::new(1000, 600, None);
+    let mut cache = NeuronCache::new(1000, 600, CachePolicy::Lru, None);
     let mut device = Device {
         content: vec![NONE - 1; 600],
     };
@@ -239,7 +335,7 @@ fn dense_scan_keeps_what_fits_resident() {
 
 #[test]
 fn the_window_drops_what_its_tokens_did_not_use() {
-    let mut cache = NeuronCache::new(10, 10, Some(2));
+    let mut cache = NeuronCache::new(10, 10, CachePolicy::Lru, Some(2));
     let mut device = Device {
         content: vec![NONE - 1; 10],
     };

@@ -107,10 +107,20 @@ impl Selection {
         }
     }
 
-    /// How many tokens ago the neuron at `position` was wanted last, in a step of `tokens` tokens.
-    pub(crate) fn last_use(&self, position: usize, tokens: usize) -> usize {
-        let newest = (u128::BITS - 1 - self.wanted_by[position].leading_zeros()) as usize;
-        tokens - 1 - newest
+    /// Hands out each token's own neurons, ascending, in a step of `tokens` tokens; they are put together in `list`.
+    pub(crate) fn for_each_token(
+        &self,
+        tokens: usize,
+        list: &mut Vec<u32>,
+        mut hand_out: impl FnMut(&[u32]),
+    ) {
+        for token in 0..tokens {
+            let all = self.neurons.iter().zip(&self.wanted_by);
+            let wanted = all.filter(|(_, wanted_by)| *wanted_by >> token & 1 == 1);
+            list.clear();
+            list.extend(wanted.map(|(neuron, _)| *neuron));
+            hand_out(list);
+        }
     }
 
     /// Neurons selected, summed over tokens.

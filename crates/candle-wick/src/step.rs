@@ -64,6 +64,11 @@ impl Step {
         shared
             .selector
             .select(&shared.neurons, x, &mut work.scores, &mut selection)?;
+        if let Some(record) = &mut work.selection_recorder {
+            selection.for_each_token(x.tokens, &mut work.positions, |neurons| {
+                record(shared.index, neurons);
+            });
+        }
         clock.select();
         let mut state = shared.state();
         work.settled(shared.index, state.settle(&selection));
@@ -273,11 +278,11 @@ impl Step {
     fn commit(&mut self, plan: StepPlan, tokens: usize) -> Result<()> {
         let slots = self.wait()?;
         let selection = &self.selection;
-        let last_use = |position| selection.last_use(position, tokens);
+        let used_by = |position: usize| selection.wanted_by[position];
         let mut state = self.shared.state();
         state
             .cache
-            .commit(&selection.neurons, plan, tokens, last_use);
+            .commit(&selection.neurons, plan, tokens, used_by);
         state.slots = Some(slots);
         drop(state);
         self.has_ended = true;

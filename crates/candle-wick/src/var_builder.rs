@@ -14,12 +14,13 @@ use candle_nn::VarBuilder;
 use wick_format::FfnLayer;
 
 use crate::error::{Error, Result};
+use crate::eviction_order::CachePolicy;
 use crate::folder::FlashFolder;
 use crate::matrix::Matrix;
 use crate::selector::SelectorKind;
 use crate::stats::FfnStats;
 use crate::trace::ActivityTrace;
-use crate::workspace::{FfnRecorder, Workspace};
+use crate::workspace::{FfnRecorder, SelectionRecorder, Workspace};
 
 /// What a model's layers keep in DRAM and how they choose neurons.
 #[derive(Clone, Debug)]
@@ -30,6 +31,8 @@ pub struct Placement {
     pub slots_per_layer: Vec<usize>,
     /// Drop a neuron when none of this many tokens used it; `None` keeps it until its slot is wanted.
     pub window_tokens: Option<usize>,
+    /// Which neuron leaves when its slot is wanted.
+    pub cache_policy: CachePolicy,
     /// Matrices that are read from flash whenever they are used, by full name.
     pub streamed: BTreeSet<String>,
     /// What is switched off and on.
@@ -74,6 +77,7 @@ impl Placement {
             selector,
             slots_per_layer: slots.collect(),
             window_tokens: None,
+            cache_policy: CachePolicy::default(),
             streamed: BTreeSet::new(),
             switches: Switches::default(),
             trace: None,
@@ -141,6 +145,16 @@ impl FlashVarBuilder {
     /// Shows the inputs of every FFN loaded from here to `recorder` from now on, or to nobody.
     pub fn record_ffn_inputs(&self, recorder: Option<FfnRecorder>) {
         lock(&self.workspace).recorder = recorder;
+    }
+
+    /// Shows what each token's neurons are, in every FFN loaded from here, to `recorder` from now on, or to nobody.
+    pub fn record_selections(&self, recorder: Option<SelectionRecorder>) {
+        lock(&self.workspace).selection_recorder = recorder;
+    }
+
+    /// Whether a made-up history stands in for what the selector chooses.
+    pub fn is_replaying(&self) -> bool {
+        self.placement.trace.is_some() && self.placement.selector == SelectorKind::LowRank
     }
 
     pub(crate) fn workspace(&self) -> &Arc<Mutex<Workspace>> {

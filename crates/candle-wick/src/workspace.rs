@@ -18,6 +18,10 @@ const PASS_NEURONS_MAX: usize = 2048;
 /// the scratch: it must not ask the `FlashVarBuilder` for statistics, nor run a layer.
 pub type FfnRecorder = Box<dyn FnMut(usize, &[f32]) + Send>;
 
+/// Called with a layer's place in the manifest and the neurons of one token, ascending, for each token of a step in
+/// turn; under the same lock.
+pub type SelectionRecorder = Box<dyn FnMut(usize, &[u32]) + Send>;
+
 /// Buffers of a step, and every layer's counters.
 #[derive(Default)]
 pub(crate) struct Workspace {
@@ -32,6 +36,7 @@ pub(crate) struct Workspace {
     pub(crate) sums: Accumulator,
     pub(crate) stats: Vec<FfnStats>,
     pub(crate) recorder: Option<FfnRecorder>,
+    pub(crate) selection_recorder: Option<SelectionRecorder>,
     pub(crate) lookahead: Lookahead,
 }
 

@@ -141,7 +141,7 @@ fn longest_ctx(folder: &FlashFolder) -> Result<usize> {
 }
 
 /// Whose geometry the random weights of the folder have.
-fn synthetic_name(folder: &FlashFolder) -> Result<Option<String>> {
+pub(crate) fn synthetic_name(folder: &FlashFolder) -> Result<Option<String>> {
     let config: serde_json::Value = serde_json::from_str(&folder.config_json()?)
         .context("config.json of a converted folder")?;
     let name = config.get(candle_wick_convert::synthetic::SYNTHETIC_KEY);

@@ -1,0 +1,158 @@
+//! `wick trace`: records which neurons each token of a text has.
+//!
+//! Random weights have no activity worth recording: for a folder that `wick synth` wrote, what is recorded is the made-up
+//! history that `wick bench decode` replays, over ids without a meaning.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{bail, ensure, Context, Result};
+use candle_wick::{ActivityTrace, FlashFolder, HumanBytes, SelectorKind};
+use candle_wick_models::{record_trace, LoadedModel};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::args::{positive, ModelArgs, OpenedModel, TokenIds};
+use crate::bench::{activity, synthetic_name};
+use crate::interrupt::CtrlC;
+use crate::output;
+use crate::prompt::{read_file, Prompt};
+
+/// Seed of the history that is replayed: that of `bench decode`.
+const REPLAY_SEED: u64 = 5;
+
+#[derive(Args, Debug)]
+pub(crate) struct TraceArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// File to write: safetensors, see `wick window`
+    #[arg(value_name = "OUT")]
+    out: PathBuf,
+
+    #[command(flatten)]
+    text: TextArgs,
+
+    /// Tokens to record at most, from the start of the text
+    #[arg(long, value_name = "COUNT", default_value_t = 4096, value_parser = positive)]
+    tokens: usize,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the model runs over; random weights need no text.
+#[derive(Args, Debug)]
+#[group(multiple = false)]
+struct TextArgs {
+    /// File with text like that which the model will see
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+
+    /// Token ids, such as 1,2,3; needs no tokenizer
+    #[arg(long, value_name = "IDS")]
+    ids: Option<TokenIds>,
+}
+
+/// What was recorded.
+#[derive(Serialize)]
+struct Report {
+    path: PathBuf,
+    bytes: u64,
+    selector: &'static str,
+    /// Whether a made-up history stood in for what the selector chose.
+    is_replayed: bool,
+    layers: usize,
+    tokens: usize,
+    /// Tokens of one sequence.
+    sequence_tokens: usize,
+    /// Mean share of the FFN's neurons that a token had.
+    selected: f64,
+}
+
+pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
+    let ctrl_c = CtrlC::watch()?;
+    let mut opened = args.model.open(ctrl_c.flag())?;
+    let plan = candle_wick_models::plan(&opened.folder, &opened.options)?;
+    let is_synthetic = synthetic_name(&opened.folder)?.is_some();
+    let mut ids = args.ids(&opened, is_synthetic)?;
+    if is_synthetic && plan.selector == SelectorKind::LowRank {
+        opened.options.trace = Some(made_up(&opened.folder)?);
+    }
+    let mut model = LoadedModel::load(opened.folder, &opened.options)?;
+    ids.truncate(args.tokens);
+    ensure!(!ids.is_empty(), "the text has 0 tokens, nothing to record");
+    let bar = progress_bar(ids.len());
+    let on_tokens = |done: usize| bar.set_position(done as u64);
+    let written = record_trace(&mut model, &ids, &args.out, &on_tokens);
+    bar.finish_and_clear();
+    let report = Report {
+        path: args.out.clone(),
+        bytes: written?,
+        selector: plan.selector.name(),
+        is_replayed: model.is_replaying(),
+        layers: model.folder().manifest().layers.len(),
+        tokens: ids.len(),
+        sequence_tokens: model.ctx(),
+        selected: model.stats().selected_fraction(),
+    };
+    match args.json {
+        true => output::print_json(&report)?,
+        false => output::print(&report.summary())?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl TraceArgs {
+    fn ids(&self, opened: &OpenedModel, is_synthetic: bool) -> Result<Vec<u32>> {
+        match (&self.text.text, &self.text.ids) {
+            (Some(path), _) => Prompt::Text(read_file(path)?).encode(opened),
+            (_, Some(TokenIds(ids))) => Ok(ids.clone()),
+            // Any id will do: the history does not depend on them.
+            _ if is_synthetic => Ok(vec![1; self.tokens]),
+            _ => bail!("no text: give --text FILE or --ids 1,2,3"),
+        }
+    }
+}
+
+/// The history to replay for a folder with random weights.
+fn made_up(folder: &FlashFolder) -> Result<ActivityTrace> {
+    let manifest = folder.manifest();
+    let layer = manifest.layers.first().context("a model without layers")?;
+    let figures = &activity(&manifest.model_type).figures;
+    Ok(ActivityTrace::new(
+        layer.intermediate_size,
+        figures,
+        REPLAY_SEED,
+    ))
+}
+
+/// On stderr, where that is a terminal.
+fn progress_bar(tokens: usize) -> ProgressBar {
+    let bar = ProgressBar::new(tokens as u64);
+    match ProgressStyle::with_template("{bar:32} {pos:>8} of {len} tokens  {eta} left") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+impl Report {
+    fn summary(&self) -> String {
+        let what = match self.is_replayed {
+            true => "replayed, for the weights are random",
+            false => "chosen",
+        };
+        format!(
+            "{}: {}, {} tokens in sequences of {}, {} layers, {:.1} % of the neurons {what} ({})\n",
+            self.path.display(),
+            HumanBytes(self.bytes),
+            self.tokens,
+            self.sequence_tokens,
+            self.layers,
+            100.0 * self.selected,
+            self.selector
+        )
+    }
+}
