@@ -11,6 +11,7 @@ mod failures;
 mod fixtures;
 mod heads;
 mod hub;
+mod reorder;
 mod score;
 mod stock;
 mod support;

@@ -56,7 +56,7 @@ enum Command {
     Synth(synth::SynthArgs),
     /// Write a model again, with neurons side by side that a trace reads together
     Reorder(reorder::ReorderArgs),
-    /// Show which neurons fire together in a trace, and why storing friends together does not pay
+    /// Show which neurons of a trace fire together, and what storing closest friends together would read
     Friends(friends::FriendsArgs),
     /// Measure this machine's reads, or what a model's tokens take on it
     Bench(bench::BenchArgs),

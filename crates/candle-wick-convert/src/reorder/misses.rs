@@ -5,7 +5,7 @@
 //!
 //! Not here: what neurons have to do with each other (`together`).
 
-use candle_wick::{LayerTrace, NeuronCache};
+use candle_wick::{CachePolicy, LayerTrace, NeuronCache};
 
 /// A set of neurons for each token, one after the other.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ impl TokenSets {
     pub(crate) fn misses(trace: &LayerTrace, slots: usize) -> Self {
         let width = trace.intermediate_size();
         let slots = slots.max(2).min(width);
-        let mut cache = NeuronCache::new(width, slots, None);
+        let mut cache = NeuronCache::new(width, slots, CachePolicy::Lru, None);
         let mut is_full = false;
         let mut sets = Self::default();
         for selection in trace.iter() {
