@@ -119,7 +119,7 @@ pub fn reorder(
         trace_xxh3,
     };
     let job = job_of(&folder, &origin, options)?;
-    let writer = Writer::open(&folder, out, job)?;
+    let writer = Writer::new(&folder, out, job)?;
     let meter = Meter::new(progress, writer.total_bytes());
     let mut layers = Vec::new();
     let mut orders = Vec::new();

@@ -14,8 +14,9 @@ use wick_format::{
 };
 
 use super::of_model;
+use crate::convert::copy;
 use crate::meter::Meter;
-use crate::output::{read_pieces, OutputFile, OutputFolder};
+use crate::output::{OutputFile, OutputFolder};
 use crate::state::{refuse_others, Found, State, STATE_FILE};
 use crate::ConvertError;
 
@@ -28,11 +29,11 @@ enum Content {
     OrderChecksum(usize),
 }
 
-/// The output folder, ready to be written.
+/// What is to be written; nothing is until [`write`](Self::write).
 pub(super) struct Writer<'a> {
     source: &'a FlashFolder,
-    output: OutputFolder,
-    state: State,
+    out: &'a Path,
+    job: String,
     /// The source's manifest, with the layers as they will be.
     manifest: Manifest,
     layouts: BTreeMap<String, FileLayout>,
@@ -41,10 +42,10 @@ pub(super) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Lays the files out, and opens the folder `out` or takes it up.
-    pub(super) fn open(
+    /// Lays the files out, and refuses a folder `out` that holds something else.
+    pub(super) fn new(
         source: &'a FlashFolder,
-        out: &Path,
+        out: &'a Path,
         job: String,
     ) -> Result<Self, ConvertError> {
         let mut manifest = source.manifest().clone();
@@ -58,48 +59,40 @@ impl<'a> Writer<'a> {
             }
         }
         let predictors = fs::metadata(source.path().join(PREDICTORS_FILE));
-        let names = manifest.files.iter().map(|file| file.name.as_str());
-        let mut planned: BTreeSet<&str> = names.collect();
-        planned.extend([MANIFEST_FILE, PREDICTORS_FILE]);
-        let state = match Found::look(out)? {
-            Found::Nothing => None,
-            Found::Unfinished(state) if state.job == job => {
-                refuse_others(out, &planned)?;
-                Some(state)
-            }
-            Found::Unfinished(_) => {
-                let problem = "holds the unfinished work of another command: remove it or choose another folder";
-                return Err(ConvertError::output(out, problem));
-            }
-            Found::Complete(_) => {
-                let problem = "already holds a converted folder: choose another one";
-                return Err(ConvertError::output(out, problem));
-            }
-        };
-        let output = OutputFolder::open(out)?;
         let writer = Self {
             source,
-            output,
-            state: state.unwrap_or(State {
-                job,
-                finished: Vec::new(),
-            }),
+            out,
+            job,
             manifest,
             layouts,
             predictor_bytes: predictors.ok().map(|found| found.len()),
         };
-        let done: u64 = writer
-            .state
-            .finished
-            .iter()
-            .map(|file| file.size_bytes)
-            .sum();
-        let room = writer
-            .output
-            .check_room(writer.total_bytes().saturating_sub(done));
-        let noted = room.and_then(|()| writer.state.write(&writer.output));
-        noted.inspect_err(|_| writer.output.undo())?;
+        writer.state()?;
         Ok(writer)
+    }
+
+    /// What an earlier run has left, or nothing.
+    fn state(&self) -> Result<State, ConvertError> {
+        let problem = match Found::look(self.out)? {
+            Found::Nothing => {
+                return Ok(State {
+                    job: self.job.clone(),
+                    finished: Vec::new(),
+                });
+            }
+            Found::Unfinished(state) if state.job == self.job => {
+                let names = self.manifest.files.iter().map(|file| file.name.as_str());
+                let mut planned: BTreeSet<&str> = names.collect();
+                planned.extend([MANIFEST_FILE, PREDICTORS_FILE]);
+                refuse_others(self.out, &planned)?;
+                return Ok(state);
+            }
+            Found::Unfinished(_) => {
+                "holds the unfinished work of another command: remove it or choose another folder"
+            }
+            Found::Complete(_) => "already holds a converted folder: choose another one",
+        };
+        Err(ConvertError::output(self.out, problem))
     }
 
     /// Bytes to be written in all.
@@ -115,89 +108,80 @@ impl<'a> Writer<'a> {
 
     /// Writes the files that are missing, then the manifest; gives the bytes of all files.
     pub(super) fn write(
-        mut self,
+        self,
         orders: &[NeuronOrder],
         origin: OrderOrigin,
         meter: &Meter<'_>,
     ) -> Result<u64, ConvertError> {
+        let output = OutputFolder::open(self.out)?;
+        let written = self.write_files(&output, orders, meter);
+        let files = written.inspect_err(|_| output.undo())?;
         let total_bytes = self.total_bytes();
-        let mut files = Vec::with_capacity(self.manifest.files.len());
-        for file in self.manifest.files.clone() {
-            files.push(self.write_once(
-                &file.name,
-                self.size_bytes(&file),
-                meter,
-                |writer, out| match writer.layouts.get(&file.name) {
-                    Some(layout) => writer.records(layout, orders, out, &|bytes| {
-                        meter.add(bytes, &file.name);
-                    }),
-                    None => writer.copy(&file.name, out, meter),
-                },
-            )?);
-            let (before, after) = (&file, files.last().expect("just pushed"));
-            if !self.layouts.contains_key(&file.name) && before != after {
-                self.output.remove_file(&file.name)?;
-                let problem = "is not what the manifest says: damaged, convert again";
-                return Err(ConvertError::checkpoint(&self.path_of(&file.name), problem));
-            }
-        }
-        if let Some(size_bytes) = self.predictor_bytes {
-            self.write_once(PREDICTORS_FILE, size_bytes, meter, |writer, out| {
-                writer.copy(PREDICTORS_FILE, out, meter)
-            })?;
-        }
-        self.manifest.model_hash = Manifest::hash_of_records(&self.manifest.layers, &files);
-        self.manifest.files = files;
-        self.manifest.order = Some(origin);
-        let json = self.manifest.to_json();
+        let mut manifest = self.manifest;
+        manifest.model_hash = Manifest::hash_of_records(&manifest.layers, &files);
+        manifest.files = files;
+        manifest.order = Some(origin);
+        let json = manifest.to_json();
         let readable = Manifest::parse(&json);
         assert!(
             readable.is_ok(),
             "a manifest that no reader accepts: {readable:?}"
         );
-        self.output
-            .write_file(MANIFEST_FILE, json.len() as u64, |file| {
-                file.write(json.as_bytes())
-            })?;
-        self.output.remove_file(STATE_FILE)?;
+        output.write_file(MANIFEST_FILE, json.len() as u64, |file| {
+            file.write(json.as_bytes())
+        })?;
+        output.remove_file(STATE_FILE)?;
         Ok(total_bytes)
+    }
+
+    /// Everything but the manifest; gives what the manifest lists.
+    fn write_files(
+        &self,
+        output: &OutputFolder,
+        orders: &[NeuronOrder],
+        meter: &Meter<'_>,
+    ) -> Result<Vec<FileEntry>, ConvertError> {
+        // Looked at again, now that nobody else writes there.
+        let mut state = self.state()?;
+        let done: u64 = state.finished.iter().map(|file| file.size_bytes).sum();
+        output.check_room(self.total_bytes().saturating_sub(done))?;
+        state.write(output)?;
+        let mut files = Vec::with_capacity(self.manifest.files.len());
+        for file in &self.manifest.files {
+            let name = &file.name;
+            let layout = self.layouts.get(name);
+            let on_written = |bytes| meter.add(bytes, name);
+            let (state, size_bytes) = (&mut state, self.size_bytes(file));
+            let entry = write_once(
+                output,
+                state,
+                (name, size_bytes),
+                meter,
+                |out| match layout {
+                    Some(layout) => self.records(layout, orders, out, &on_written),
+                    None => copy(&self.path_of(name), size_bytes, out, &on_written),
+                },
+            )?;
+            if layout.is_none() && entry != *file {
+                output.remove_file(name)?;
+                let problem = "is not what the manifest says: damaged, convert again";
+                return Err(ConvertError::checkpoint(&self.path_of(name), problem));
+            }
+            files.push(entry);
+        }
+        if let Some(size_bytes) = self.predictor_bytes {
+            let file = (PREDICTORS_FILE, size_bytes);
+            let path = self.path_of(PREDICTORS_FILE);
+            let on_written = |bytes| meter.add(bytes, PREDICTORS_FILE);
+            write_once(output, &mut state, file, meter, |out| {
+                copy(&path, size_bytes, out, &on_written)
+            })?;
+        }
+        Ok(files)
     }
 
     fn path_of(&self, name: &str) -> PathBuf {
         self.source.path().join(name)
-    }
-
-    /// Writes a file and notes it, or confirms that an earlier run has.
-    fn write_once(
-        &mut self,
-        name: &str,
-        size_bytes: u64,
-        meter: &Meter<'_>,
-        content: impl FnOnce(&Self, &mut OutputFile) -> Result<(), ConvertError>,
-    ) -> Result<FileEntry, ConvertError> {
-        let on_piece = |bytes| meter.add(bytes, name);
-        if let Some(entry) = self.state.intact(self.output.path(), name, on_piece) {
-            return Ok(entry);
-        }
-        let write = |file: &mut OutputFile| content(self, file);
-        let entry = self.output.write_file(name, size_bytes, write)?;
-        self.state.finished.retain(|file| file.name != entry.name);
-        self.state.finished.push(entry.clone());
-        self.state.write(&self.output)?;
-        Ok(entry)
-    }
-
-    fn copy(
-        &self,
-        name: &str,
-        out: &mut OutputFile,
-        meter: &Meter<'_>,
-    ) -> Result<(), ConvertError> {
-        read_pieces(&self.path_of(name), |piece| {
-            out.write(piece)?;
-            meter.add(piece.len() as u64, name);
-            Ok(())
-        })
     }
 
     /// Writes a record file.
@@ -242,6 +226,25 @@ impl<'a> Writer<'a> {
         }
         Ok(())
     }
+}
+
+/// Writes the file of this name and size and notes it, or confirms that an earlier run has.
+fn write_once(
+    output: &OutputFolder,
+    state: &mut State,
+    (name, size_bytes): (&str, u64),
+    meter: &Meter<'_>,
+    content: impl FnOnce(&mut OutputFile) -> Result<(), ConvertError>,
+) -> Result<FileEntry, ConvertError> {
+    let on_piece = |bytes| meter.add(bytes, name);
+    if let Some(entry) = state.intact(output.path(), name, on_piece) {
+        return Ok(entry);
+    }
+    let entry = output.write_file(name, size_bytes, content)?;
+    state.finished.retain(|file| file.name != entry.name);
+    state.finished.push(entry.clone());
+    state.write(output)?;
+    Ok(entry)
 }
 
 /// The tensors of all record files, by name.
