@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::support::{converted, greedy, logprob, options};
 
-fn assets() -> PathBuf {
+pub(crate) fn assets() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/opt-9m")
 }
 

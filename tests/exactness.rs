@@ -11,7 +11,7 @@ use crate::demo::demo;
 use crate::support::{converted, expected, fixture, greedy};
 
 /// Bits of the logits of a prompt scored position by position, and of decoding after it.
-fn fingerprint(model: &mut LoadedModel, ids: &[u32]) -> Vec<u32> {
+pub(crate) fn fingerprint(model: &mut LoadedModel, ids: &[u32]) -> Vec<u32> {
     let mut bits = Vec::new();
     let mut keep = |_, logits: &[f32]| {
         bits.extend(logits.iter().map(|logit| logit.to_bits()));
@@ -31,7 +31,11 @@ fn fingerprint(model: &mut LoadedModel, ids: &[u32]) -> Vec<u32> {
 }
 
 /// Loads with exactly `slots` slots a layer.
-fn with_slots(folder: &FlashFolder, selector: SelectorKind, slots: usize) -> LoadedModel {
+pub(crate) fn with_slots(
+    folder: &FlashFolder,
+    selector: SelectorKind,
+    slots: usize,
+) -> LoadedModel {
     let options = LoadOptions {
         selector: Some(selector),
         slots_per_layer: Some(slots),

@@ -13,6 +13,7 @@ mod fixtures;
 mod heads;
 mod hub;
 mod prompt_bench;
+mod reorder;
 mod score;
 mod stock;
 mod support;

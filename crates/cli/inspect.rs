@@ -31,6 +31,8 @@ struct Inspection {
     /// Of the FFN records.
     dtype: &'static str,
     model_hash: String,
+    /// Hash of the trace that the order of the records was made from, where they are not in the model's own.
+    order_trace: Option<String>,
     has_tokenizer: bool,
     io_mode: &'static str,
     io_alignment_bytes: usize,
@@ -122,6 +124,10 @@ impl Inspection {
             model_type: manifest.model_type.clone(),
             dtype: manifest.dtype.name(),
             model_hash: manifest.model_hash.clone(),
+            order_trace: manifest
+                .order
+                .as_ref()
+                .map(|order| order.trace_xxh3.clone()),
             has_tokenizer: folder.path().join("tokenizer.json").exists(),
             io_mode,
             io_alignment_bytes,
@@ -193,6 +199,9 @@ impl fmt::Display for Inspection {
                 HumanBytes(layer.record_bytes as u64),
                 layer.stride_bytes - layer.record_bytes
             )?;
+        }
+        if let Some(trace) = &self.order_trace {
+            writeln!(f, "{:<12}by trace {trace}", "order")?;
         }
         let alignment = match self.io_mode {
             "direct" => format!(", {} B aligned", self.io_alignment_bytes),

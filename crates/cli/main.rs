@@ -10,6 +10,7 @@ mod convert;
 mod demo;
 mod disk;
 mod doctor;
+mod friends;
 mod front;
 mod inspect;
 mod interrupt;
@@ -18,6 +19,7 @@ mod plan;
 mod predict;
 mod predictor;
 mod prompt;
+mod reorder;
 mod report;
 mod run;
 mod score;
@@ -63,6 +65,10 @@ enum Command {
     Window(window::WindowArgs),
     /// Write a folder with random weights in a model's shapes, for measuring
     Synth(synth::SynthArgs),
+    /// Write a model again, with neurons side by side that a trace reads together
+    Reorder(reorder::ReorderArgs),
+    /// Show which neurons of a trace fire together, and what storing closest friends together would read
+    Friends(friends::FriendsArgs),
     /// Measure this machine's reads, or what a model's tokens take on it
     Bench(bench::BenchArgs),
     /// Write the embedded model into a folder; `run demo` starts this by itself
@@ -85,6 +91,8 @@ fn main() -> ExitCode {
         Command::Trace(args) => trace::run(&args),
         Command::Window(args) => window::run(&args),
         Command::Synth(args) => synth::run(&args),
+        Command::Reorder(args) => reorder::run(&args),
+        Command::Friends(args) => friends::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::PrepareDemo(args) => demo::prepare(&args),
     };

@@ -300,6 +300,7 @@ impl Work<'_> {
             files,
             sources,
             dense_weight_bytes: self.checkpoint.dense_weight_bytes(),
+            order: None,
         }
     }
 
@@ -329,7 +330,7 @@ impl Work<'_> {
 }
 
 /// Copies a source file, which must still have the size it had when it was looked at.
-fn copy(
+pub(crate) fn copy(
     path: &Path,
     size_bytes: u64,
     out: &mut OutputFile,

@@ -5,6 +5,8 @@
 //!
 //! [`synthetic::synthesise`] writes such a folder with random weights, from no checkpoint at all.
 //!
+//! [`reorder::reorder`] writes a folder again, with neurons that are read together side by side.
+//!
 //! A model of the Hugging Face hub is brought into such a folder by [`hub::download`].
 //!
 //! The steps, each in its own file:
@@ -36,6 +38,7 @@ mod output;
 mod plan;
 pub mod predictor;
 mod records;
+pub mod reorder;
 mod source;
 mod state;
 pub mod synthetic;

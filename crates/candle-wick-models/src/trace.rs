@@ -36,7 +36,7 @@ pub fn record_trace(
     let manifest = model.folder().manifest();
     let metadata = TraceMetadata {
         model_type: manifest.model_type.clone(),
-        model_hash: manifest.model_hash.clone(),
+        model_hash: manifest.neurons_hash().to_owned(),
         selector: selector.name().to_owned(),
         is_replayed: model.is_replaying(),
         sequence_tokens: model.ctx(),

@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Serialize;
-use wick_format::FfnLayer;
+use wick_format::{FfnLayer, Layout, NeuronOrder};
 
 use crate::error::{Error, Result};
 use crate::eviction_order::CachePolicy;
@@ -210,10 +210,14 @@ impl Fixed {
     }
 }
 
-/// Checksums and cache books of one layer.
+/// Checksums, cache books and the order of one layer.
 fn books_bytes(layer: &FfnLayer) -> u64 {
     let ffn = layer.intermediate_size;
-    NeuronCache::bookkeeping_bytes(ffn, ffn) + 4 * ffn as u64
+    let order = match layer.layout {
+        Layout::Neuron => 0,
+        Layout::Permuted => NeuronOrder::len_bytes(ffn),
+    };
+    NeuronCache::bookkeeping_bytes(ffn, ffn) + 4 * ffn as u64 + order
 }
 
 impl BudgetPlan {

@@ -12,12 +12,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use wick_format::{FfnLayer, FileHasher, FormatError, Manifest, TensorExtent, TensorIndex};
+use wick_format::{
+    FfnLayer, FileHasher, FormatError, Manifest, NeuronOrder, TensorExtent, TensorIndex,
+};
 use wick_io::{DirectIo, Engine, FlashFile, IoCounters, IoMode, Reader, READER_BOUNCE_BYTES};
 
 use crate::error::{Error, Result};
 use crate::io_options::IoOptions;
 use crate::predictors::PredictorMetadata;
+use crate::records::Records;
 use crate::stats::MatrixStats;
 use crate::stored::{StoredMatrix, StreamRing};
 
@@ -54,10 +57,16 @@ impl TensorFile {
         Ok(Self { path, file, index })
     }
 
-    /// The values of a U32 tensor, which the index has checked to be one.
-    fn checksums(&self, extent: &TensorExtent) -> Result<Vec<u32>> {
+    /// The bytes of a small tensor.
+    fn bytes(&self, extent: &TensorExtent) -> Result<Vec<u8>> {
         let mut bytes = vec![0; extent.len_bytes as usize];
         self.file.read_exact_at(extent.offset_bytes, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The values of a U32 tensor, which the index has checked to be one.
+    fn checksums(&self, extent: &TensorExtent) -> Result<Vec<u32>> {
+        let bytes = self.bytes(extent)?;
         let words = bytes.chunks_exact(4);
         Ok(words
             .map(|word| u32::from_le_bytes(word.try_into().expect("4 bytes")))
@@ -148,6 +157,8 @@ impl FlashFolder {
             }
             let file = &records[&layer.file];
             let checked = layer.extents(&file.index);
+            checked.map_err(|source| file.format_error(source))?;
+            let checked = layer.order_extents(&file.index);
             checked.map_err(|source| file.format_error(source))?;
         }
         let predictors = PredictorFile::open(&path, io.direct, &manifest);
@@ -368,13 +379,13 @@ impl FlashFolder {
         file.matrix(name, extent)
     }
 
-    /// The records of one layer, one row a neuron.
-    pub(crate) fn records(&self, layer: &FfnLayer) -> Result<StoredMatrix> {
+    /// The records of one layer, one row each, and the neurons that they hold.
+    pub(crate) fn records(&self, layer: &FfnLayer) -> Result<Records> {
         let file = &self.0.records[&layer.file];
         let (records, checksums) = layer
             .extents(&file.index)
             .map_err(|source| file.format_error(source))?;
-        StoredMatrix {
+        let stored = StoredMatrix {
             name: layer.neurons_tensor(),
             file: file.file.clone(),
             offset_bytes: records.offset_bytes,
@@ -382,8 +393,15 @@ impl FlashFolder {
             row_bytes: layer.stride_bytes,
             block_rows: 1,
             checksums: Some(file.checksums(checksums)?),
-        }
-        .check(&file.path)
+        };
+        let order = layer.order_extents(&file.index);
+        let order = order.map_err(|source| file.format_error(source))?;
+        let order = order.map(|(order, checksum)| {
+            let (bytes, checksum) = (file.bytes(order)?, file.checksums(checksum)?);
+            let order = NeuronOrder::parse(&layer.order_tensor(), &bytes, checksum[0]);
+            order.map_err(|source| file.format_error(source))
+        });
+        Ok(Records::new(stored.check(&file.path)?, order.transpose()?))
     }
 
     pub(crate) fn missing(&self, name: &str) -> Error {

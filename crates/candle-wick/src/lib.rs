@@ -28,6 +28,7 @@ mod neuron_cache;
 mod neurons;
 mod predictors;
 mod recorded_trace;
+mod records;
 mod rows;
 mod selector;
 mod stats;

@@ -68,16 +68,17 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Reads every neuron, in file order. With a slot for each nothing is read again afterwards, and reading them as
+    /// Reads every neuron, in the order of the file. With a slot for each nothing is read again afterwards, and reading them as
     /// they are wanted would take longer.
     fn fill(&mut self, neurons: &LayerNeurons) -> Result<()> {
         let all: Vec<u32> = (0..neurons.layer.intermediate_size as u32).collect();
         let plan = self.cache.plan(&all, FILL_NEURONS);
         let mut reads = Vec::new();
-        for range in plan.passes() {
+        for first in (0..all.len()).step_by(FILL_NEURONS) {
             reads.clear();
-            for position in range.clone() {
-                neurons.push_reads(all[position], plan.slot(position), &mut reads);
+            for record in first..all.len().min(first + FILL_NEURONS) {
+                let neuron = neurons.records.neuron_of(record);
+                neurons.push_reads(neuron as u32, plan.slot(neuron), &mut reads);
             }
             let slots = self.slots.take().expect("nobody else has a new layer");
             let (slots, result) = neurons.submit(slots, &reads).wait();

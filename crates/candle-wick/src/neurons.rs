@@ -14,14 +14,14 @@ use crate::activation::Activation;
 use crate::error::Result;
 use crate::folder::FlashFolder;
 use crate::matrix::Matrix;
-use crate::stored::StoredMatrix;
+use crate::records::Records;
 use crate::workspace::sized;
 
 /// One layer's records and biases.
 pub(crate) struct LayerNeurons {
     pub(crate) folder: FlashFolder,
     pub(crate) layer: FfnLayer,
-    pub(crate) records: StoredMatrix,
+    pub(crate) records: Records,
     pub(crate) layout: RecordLayout,
     pub(crate) dtype: WeightDtype,
     pub(crate) activation: Activation,
@@ -68,13 +68,14 @@ impl LayerNeurons {
 
     /// Adds what has to be read so that `neuron` is in `slot`: its record, or its two parts.
     pub(crate) fn push_reads(&self, neuron: u32, slot: usize, reads: &mut Vec<SlotRead>) {
-        let record = self.records.offset_bytes + u64::from(neuron) * self.layer.stride_bytes as u64;
+        let neuron = neuron as usize;
+        let record = self.records.offset_bytes(neuron);
         if self.bundled {
             reads.push(SlotRead {
                 slot,
                 offset_bytes: record,
                 len_bytes: self.layer.stride_bytes,
-                crc32c: self.records.checksum(neuron as usize),
+                crc32c: self.records.checksum(neuron),
             });
             return;
         }
@@ -110,7 +111,7 @@ impl LayerNeurons {
     pub(crate) fn submit(&self, buffer: SlotBuffer, reads: &[SlotRead]) -> Ticket {
         self.folder
             .reader()
-            .submit(buffer, &self.records.file, reads)
+            .submit(buffer, self.records.file(), reads)
     }
 
     /// Starts reading `reads` behind what is in flight for `ticket`.

@@ -29,7 +29,7 @@ pub struct WindowShares {
 /// The metadata of a predictor file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PredictorMetadata {
-    /// Hash of the model that they were made for: the manifest's `model_hash`.
+    /// Hash of the model that they were made for: [`Manifest::neurons_hash`].
     pub model_hash: String,
     /// What they look at; only `ffn_input` is known: the FFN's own input.
     pub input: String,
@@ -117,8 +117,8 @@ impl PredictorMetadata {
             union_fraction: list("union_fraction")?,
             windows,
         };
-        if metadata.model_hash != manifest.model_hash {
-            let (made_for, here) = (&metadata.model_hash, &manifest.model_hash);
+        if metadata.model_hash != manifest.neurons_hash() {
+            let (made_for, here) = (&metadata.model_hash, manifest.neurons_hash());
             return Err(format!(
                 "made for model {made_for}, this one is {here}: fit them again"
             ));

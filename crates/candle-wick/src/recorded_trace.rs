@@ -31,7 +31,7 @@ const VERSION: &str = "1";
 pub struct TraceMetadata {
     /// `model_type` of the model's manifest.
     pub model_type: String,
-    /// Its `model_hash`: a trace is about the records that it numbers.
+    /// Its [`Manifest::neurons_hash`]: a trace goes by the neurons' own numbers, whatever order their records have.
     pub model_hash: String,
     /// Who chose the neurons: `oracle` (the truly active ones) or `lowrank`.
     pub selector: String,
@@ -192,7 +192,7 @@ impl RecordedTrace {
     /// Refuses a trace of another model than that of `manifest`.
     pub fn check_model(&self, manifest: &Manifest) -> Result<()> {
         let widths = manifest.layers.iter().map(|layer| layer.intermediate_size);
-        let (made_for, here) = (&self.metadata.model_hash, &manifest.model_hash);
+        let (made_for, here) = (&self.metadata.model_hash, manifest.neurons_hash());
         if made_for != here {
             return Err(self.error(format!(
                 "recorded of model {made_for}, this one is {here}: record it again"

@@ -243,7 +243,8 @@ impl Selector {
     }
 }
 
-/// Reads the whole layer and selects what is active: the same dot products as the layer itself computes.
+/// Reads the whole layer, in the order of the file, and selects what is active: the same dot products as the layer itself
+/// computes.
 fn truly_active(
     neurons: &LayerNeurons,
     x: Rows<'_>,
@@ -253,21 +254,25 @@ fn truly_active(
     let stride = neurons.layer.stride_bytes;
     let folder = &neurons.folder;
     let all = 0..neurons.layer.intermediate_size;
+    let records = &neurons.records;
+    scores.wanted_by.clear();
+    scores.wanted_by.resize(all.len(), 0);
     let mut ring = folder.ring();
-    neurons
-        .records
-        .for_each_rows(folder.reader(), &mut ring, all, |ids, bytes| {
-            let record = |r: usize| &bytes[r * stride..(r + 1) * stride];
-            let id = |r: usize| (ids.start + r) as u32;
-            neurons.deciding(ids.len(), id, record, x, &mut scores.values);
-            for (r, values) in scores.values.chunks(x.tokens).take(ids.len()).enumerate() {
-                selection.push(
-                    id(r),
-                    tokens_where(values, |value| neurons.activation.is_active(value)),
-                );
-            }
-            Ok(())
-        })
+    records.for_each(folder.reader(), &mut ring, |range, bytes| {
+        let record = |r: usize| &bytes[r * stride..(r + 1) * stride];
+        let id = |r: usize| records.neuron_of(range.start + r);
+        neurons.deciding(range.len(), |r| id(r) as u32, record, x, &mut scores.values);
+        let values = scores.values.chunks(x.tokens).take(range.len());
+        for (r, values) in values.enumerate() {
+            let wanted_by = tokens_where(values, |value| neurons.activation.is_active(value));
+            scores.wanted_by[id(r)] = wanted_by;
+        }
+        Ok(())
+    })?;
+    for (neuron, wanted_by) in all.zip(&scores.wanted_by) {
+        selection.push(neuron as u32, *wanted_by);
+    }
+    Ok(())
 }
 
 impl LowRank {

@@ -297,9 +297,10 @@ impl DenseBackend {
         let mut values = vec![0.0; ffn * hidden];
         let records = self.folder.records(layer)?;
         let mut ring = self.folder.ring();
-        records.for_each_rows(self.folder.reader(), &mut ring, 0..ffn, |neurons, bytes| {
-            let rows = bytes.chunks(layer.stride_bytes);
-            for (record, values) in rows.zip(values[neurons.start * hidden..].chunks_mut(hidden)) {
+        records.for_each(self.folder.reader(), &mut ring, |numbers, bytes| {
+            for (number, record) in numbers.zip(bytes.chunks(layer.stride_bytes)) {
+                let first = records.neuron_of(number) * hidden;
+                let values = &mut values[first..first + hidden];
                 wick_kernels::widen(kernel_dtype, &record[range.clone()], values);
             }
             Ok(())

@@ -47,6 +47,8 @@ pub(crate) struct Scores {
     pub(crate) query: Vec<f32>,
     pub(crate) query_by_token: Vec<f32>,
     pub(crate) values: Vec<f32>,
+    /// One a neuron, as in [`Selection`], where records do not come in the order of the neurons.
+    pub(crate) wanted_by: Vec<u128>,
 }
 
 impl Workspace {
@@ -88,8 +90,8 @@ pub(crate) fn workspace_bytes(tokens: usize, hidden_size: usize, intermediate_si
     let scores = score_neurons(tokens).min(intermediate_size);
     // Gate, up and coefficients of a pass; scores.
     let activations = 4 * tokens * (3 * pass + scores);
-    // One in use, one of a guess.
-    let selections = 2 * intermediate_size * (4 + 16);
+    // One in use, one of a guess; what the oracle collects.
+    let selections = 2 * intermediate_size * (4 + 16) + intermediate_size * 16;
     // A guess reads what it misses at once.
     let lists = pass * 4 + intermediate_size * size_of::<SlotRead>();
     (activations + selections + lists + 4 * tokens * hidden_size) as u64

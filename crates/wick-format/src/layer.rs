@@ -3,14 +3,18 @@
 use serde::{Deserialize, Serialize};
 
 use crate::record::{SIZE_MAX, STRIDE_UNIT_BYTES};
-use crate::{Dtype, FormatError, RecordLayout, StoredDtype, TensorExtent, TensorIndex};
+use crate::{
+    ChecksumBlocks, Dtype, FormatError, RecordLayout, StoredDtype, TensorExtent, TensorIndex,
+};
 
 /// How the records of a layer are arranged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
-    /// One record a neuron: gate row, up row, down column.
+    /// One record a neuron: gate row, up row, down column; in the order of the neurons.
     Neuron,
+    /// The same records in another order, which a tensor tells.
+    Permuted,
 }
 
 /// The FFN of one layer.
@@ -66,6 +70,11 @@ impl FfnLayer {
         format!("{}.neurons.crc32c", self.prefix)
     }
 
+    /// Name of the tensor with the neuron of each record, in a permuted layer: U32 `[intermediate]`.
+    pub fn order_tensor(&self) -> String {
+        format!("{}.neurons.order", self.prefix)
+    }
+
     /// Name of a tensor of the layer's predictor: `down.weight`, `up.weight` or `up.bias`.
     pub fn predictor_tensor(&self, part: &str) -> String {
         format!("{}.predictor.{part}", self.prefix)
@@ -87,6 +96,33 @@ impl FfnLayer {
             &[self.intermediate_size],
         )?;
         Ok((records, checksums))
+    }
+
+    /// The extents of a permuted layer's order and of its checksum in the file's index; `None` for a layer whose
+    /// records are in the order of the neurons.
+    ///
+    /// # Errors
+    /// A permuted layer lacks one of them, or has it in another dtype or shape; or there is an order, and the layer is
+    /// not permuted.
+    pub fn order_extents<'a>(
+        &self,
+        index: &'a TensorIndex,
+    ) -> Result<Option<(&'a TensorExtent, &'a TensorExtent)>, FormatError> {
+        let name = self.order_tensor();
+        if self.layout != Layout::Permuted {
+            if index.tensors.contains_key(&name) {
+                return Err(FormatError::Tensor {
+                    tensor: name,
+                    got: "there".into(),
+                    expected: "none in a layer of layout neuron".into(),
+                });
+            }
+            return Ok(None);
+        }
+        let order = index.expect(&name, StoredDtype::U32, &[self.intermediate_size])?;
+        let checksum = ChecksumBlocks::tensor_name(&name);
+        let checksum = index.expect(&checksum, StoredDtype::U32, &[1])?;
+        Ok(Some((order, checksum)))
     }
 
     /// Checks sizes, stride, dtype and names of layer `position`.

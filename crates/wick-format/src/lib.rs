@@ -10,6 +10,7 @@ mod index;
 mod layer;
 mod layout;
 mod manifest;
+mod order;
 mod record;
 
 pub use checksum::ChecksumBlocks;
@@ -21,7 +22,8 @@ pub use index::{TensorExtent, TensorIndex, ALIGNMENT_BYTES};
 pub use layer::{FfnLayer, Layout};
 pub use layout::{FileLayout, TensorSpec};
 pub use manifest::{
-    is_plain_file_name, FileEntry, Manifest, FORMAT_VERSION, MANIFEST_FILE, PREDICTORS_FILE,
-    RESIDENT_FILE,
+    is_plain_file_name, FileEntry, Manifest, OrderOrigin, FORMAT_VERSION, MANIFEST_FILE,
+    PREDICTORS_FILE, RESIDENT_FILE,
 };
+pub use order::NeuronOrder;
 pub use record::{RecordLayout, SIZE_MAX, STRIDE_UNIT_BYTES};

@@ -4,7 +4,8 @@
 //! - the version is ours, and no unknown field was skipped;
 //! - file names are plain names, each listed once, and every layer's file is listed;
 //! - no two layers share a prefix; sizes are bounded, strides hold a record;
-//! - `model_hash` is that of the record files.
+//! - `model_hash` is that of the record files;
+//! - `order` is there when a layer is permuted, and only then.
 //!
 //! Not here: whether the files are there and have these sizes and hashes.
 
@@ -13,7 +14,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::hash::{is_hex, FileHasher};
-use crate::{Dtype, FfnLayer, FormatError};
+use crate::{Dtype, FfnLayer, FormatError, Layout};
 
 /// The version that this crate reads and writes.
 pub const FORMAT_VERSION: u32 = 1;
@@ -39,6 +40,16 @@ pub struct FileEntry {
     pub xxh3: String,
 }
 
+/// Where the order of permuted records comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OrderOrigin {
+    /// `model_hash` of the same model in the order of its neurons.
+    pub model_hash: String,
+    /// Hash of the trace that the order was made from.
+    pub trace_xxh3: String,
+}
+
 /// The manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,6 +70,9 @@ pub struct Manifest {
     pub sources: Vec<FileEntry>,
     /// Bytes of all weights of the model in the stored dtypes, a tied matrix counted once.
     pub dense_weight_bytes: u64,
+    /// Where the order of the records comes from, when layers are permuted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<OrderOrigin>,
 }
 
 /// What is read before anything else, so that a later version is named as such.
@@ -103,6 +117,13 @@ impl Manifest {
         self.files.iter().find(|file| file.name == name)
     }
 
+    /// What tells this model's neurons: `model_hash`, and that of the model before when records were put into another
+    /// order. Predictors and traces go by the neurons' own numbers and are good for both.
+    pub fn neurons_hash(&self) -> &str {
+        let origin = self.order.as_ref();
+        origin.map_or(&self.model_hash, |origin| &origin.model_hash)
+    }
+
     /// The hash of the record files' hashes, in the order in which layers first name them.
     ///
     /// A file that is not in `files` counts as nothing; `parse` has refused such a manifest.
@@ -144,6 +165,29 @@ impl Manifest {
         let expected = Self::hash_of_records(&self.layers, &self.files);
         if self.model_hash != expected {
             return Err(fail("model_hash", &self.model_hash, &expected));
+        }
+        self.check_order()
+    }
+
+    fn check_order(&self) -> Result<(), FormatError> {
+        let mut layers = self.layers.iter();
+        let is_permuted = layers.any(|layer| layer.layout == Layout::Permuted);
+        let Some(order) = &self.order else {
+            return match is_permuted {
+                true => Err(fail("order", "missing", "an object, layers are permuted")),
+                false => Ok(()),
+            };
+        };
+        if !is_permuted {
+            return Err(fail("order", "set", "none, no layer is permuted"));
+        }
+        for (key, hash) in [
+            ("order.model_hash", &order.model_hash),
+            ("order.trace_xxh3", &order.trace_xxh3),
+        ] {
+            if !is_hex(hash) {
+                return Err(fail(key, hash, "16 lower-case hex digits"));
+            }
         }
         Ok(())
     }

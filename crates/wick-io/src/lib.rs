@@ -69,7 +69,7 @@ pub use memory::{
     share_one_heap, total_memory_bytes, MemoryLimit,
 };
 pub use options::{Engine, ReaderOptions};
-pub use plan::SlotRead;
+pub use plan::{SlotRead, RUN_BYTES_MAX};
 pub use probe::{EngineProbe, EngineRate};
 pub use reader::{
     try_uring, Reader, READER_BOUNCE_BYTES, READER_THREADS_MAX, READER_THREAD_BYTES_MAX,

@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 
 /// Most bytes of a run of several parts, and size of a bounce buffer.
-pub(crate) const RUN_BYTES_MAX: usize = 256 << 10;
+pub const RUN_BYTES_MAX: usize = 256 << 10;
 /// Most parts of a scatter run: pieces of one `preadv`.
 pub(crate) const RUN_PARTS_MAX: usize = 256;
 /// A read longer than this is split so that several threads work on it.

@@ -163,7 +163,7 @@ fn write_fitted(
         fitted.iter().map(|(_, quality)| value(quality)).collect()
     };
     let metadata = PredictorMetadata {
-        model_hash: manifest.model_hash.clone(),
+        model_hash: manifest.neurons_hash().to_owned(),
         input: "ffn_input".to_owned(),
         between: "none".to_owned(),
         thresholds: of(|quality| quality.threshold),

@@ -40,7 +40,7 @@ pub(super) fn write(
 ) -> Result<u64, ConvertError> {
     let everywhere = |value| vec![value; manifest.layers.len()];
     let metadata = PredictorMetadata {
-        model_hash: manifest.model_hash.clone(),
+        model_hash: manifest.neurons_hash().to_owned(),
         input: "ffn_input".to_owned(),
         between: "none".to_owned(),
         thresholds: everywhere(THRESHOLD),

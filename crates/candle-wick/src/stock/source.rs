@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::folder::{FlashFolder, MANIFEST_FILE};
 use crate::io_options::IoOptions;
 use crate::neurons::kernel_dtype;
+use crate::records::Records;
 use crate::stored::{StoredMatrix, StreamRing};
 use crate::var_builder::{ffn_matrix, FfnPart};
 
@@ -38,7 +39,7 @@ pub(super) enum StockSource {
 pub(super) enum Extents {
     Plain(StoredMatrix, WeightDtype),
     Records {
-        records: StoredMatrix,
+        records: Records,
         layer: Box<FfnLayer>,
         /// Which part of a record each matrix is.
         parts: Vec<FfnPart>,
@@ -201,8 +202,9 @@ impl Extents {
                 let layout = layer.record_layout();
                 let (hidden, ffn) = (layer.hidden_size, layer.intermediate_size);
                 let dtype = kernel_dtype(layer.dtype);
-                records.for_each_rows(reader, ring, 0..ffn, |neurons, bytes| {
-                    for (neuron, record) in neurons.zip(bytes.chunks(layer.stride_bytes)) {
+                records.for_each(reader, ring, |numbers, bytes| {
+                    for (number, record) in numbers.zip(bytes.chunks(layer.stride_bytes)) {
+                        let neuron = records.neuron_of(number);
                         for (part, buffer) in parts.iter().zip(buffers.iter_mut()) {
                             let (range, start, step) = match part {
                                 FfnPart::Gate => {

@@ -1,4 +1,4 @@
-//! M1 to M12: the manifest.
+//! M1 to M13: the manifest.
 
 use serde_json::{json, Value};
 use wick_format::{FormatError, Manifest};
@@ -275,4 +275,38 @@ fn m11_model_hash() {
 #[test]
 fn m12_model_type() {
     contains(&refused("/model_type", json!("")), &["model_type", "empty"]);
+}
+
+#[test]
+fn m13_the_order_of_permuted_layers() {
+    let origin = |key: &str, hash: &str| {
+        let mut origin =
+            json!({ "model_hash": "00112233445566dd", "trace_xxh3": "00112233445566ee" });
+        origin[key] = json!(hash);
+        origin
+    };
+    let mut permuted = sound();
+    permuted["layers"][1]["layout"] = json!("permuted");
+    permuted["order"] = origin("trace_xxh3", "00112233445566ee");
+    rehash(&mut permuted);
+    let manifest = parse(&permuted).unwrap();
+    assert_eq!(manifest.neurons_hash(), "00112233445566dd");
+    assert_eq!(Manifest::parse(&manifest.to_json()).unwrap(), manifest);
+    let plain = parse(&sound()).unwrap();
+    assert_eq!(plain.neurons_hash(), plain.model_hash);
+    assert!(
+        !plain.to_json().contains("order"),
+        "older readers refuse it"
+    );
+    for key in ["model_hash", "trace_xxh3"] {
+        permuted["order"] = origin(key, "00112233445566DD");
+        let refused = parse(&permuted).unwrap_err().to_string();
+        contains(&refused, &[&format!("order.{key}"), "hex"]);
+    }
+    let mut unnamed = permuted.clone();
+    unnamed["order"] = Value::Null;
+    let text = parse(&unnamed).unwrap_err().to_string();
+    contains(&text, &["order is missing", "permuted"]);
+    let text = refused("/order", origin("model_hash", "00112233445566dd"));
+    contains(&text, &["order is set", "no layer is permuted"]);
 }

@@ -1,11 +1,12 @@
-//! R1 to R4, P1 and P2: records and plain tensors in the index; and files of our own against the
+//! R1 to R6, P1 and P2: records and plain tensors in the index; and files of our own against the
 //! safetensors crate.
 
 use std::collections::BTreeMap;
 
 use safetensors::SafeTensors;
 use wick_format::{
-    crc32c, Dtype, FfnLayer, FileLayout, FormatError, Layout, StoredDtype, TensorIndex, TensorSpec,
+    crc32c, Dtype, FfnLayer, FileLayout, FormatError, Layout, NeuronOrder, StoredDtype,
+    TensorIndex, TensorSpec,
 };
 
 fn layer() -> FfnLayer {
@@ -100,6 +101,72 @@ fn r3_every_flipped_bit_is_seen() {
         assert_ne!(crc32c(&record), sound, "bit {bit}, padding included");
         record[bit / 8] ^= 1 << (bit % 8);
     }
+}
+
+#[test]
+fn r5_an_order_where_a_layer_is_permuted_and_only_there() {
+    let order = spec("mlp.neurons.order", StoredDtype::U32, &[9]);
+    let checksum = spec("mlp.neurons.order.crc32c", StoredDtype::U32, &[1]);
+    let permuted = FfnLayer {
+        layout: Layout::Permuted,
+        ..layer()
+    };
+    let sound = index(&file(&[order.clone(), checksum.clone()])).unwrap();
+    let (found, of_it) = permuted.order_extents(&sound).unwrap().unwrap();
+    assert_eq!((found.len_bytes, of_it.len_bytes), (36, 4));
+    let refused = layer().order_extents(&sound).unwrap_err().to_string();
+    assert!(refused.contains("`mlp.neurons.order`"), "{refused}");
+    let records = spec("mlp.neurons", StoredDtype::U8, &[9, 512]);
+    let without = index(&file(&[records])).unwrap();
+    assert_eq!(layer().order_extents(&without).unwrap(), None);
+    let refused = permuted.order_extents(&without).unwrap_err().to_string();
+    assert!(refused.contains("U32 [9]"), "{refused}");
+    for wrong in [
+        [spec("mlp.neurons.order", StoredDtype::U32, &[8]), checksum],
+        [
+            order,
+            spec("mlp.neurons.order.crc32c", StoredDtype::U32, &[9]),
+        ],
+    ] {
+        let parsed = index(&file(&wrong)).unwrap();
+        let refused = permuted.order_extents(&parsed).unwrap_err().to_string();
+        assert!(refused.contains("`mlp.neurons.order"), "{refused}");
+    }
+}
+
+#[test]
+fn r6_an_order_holds_each_neuron_once() {
+    let parse = |words: &[u32], flip: u32| {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        NeuronOrder::parse("mlp.neurons.order", &bytes, crc32c(&bytes) ^ flip)
+    };
+    let order = parse(&[2, 0, 3, 1], 0).unwrap();
+    assert_eq!(order.neurons(), [2, 0, 3, 1]);
+    for record in 0..4 {
+        assert_eq!(order.record_of(order.neuron_of(record)), record);
+    }
+    assert_eq!(
+        parse(order.neurons(), 0).unwrap().to_bytes(),
+        order.to_bytes()
+    );
+    for (words, parts) in [
+        (&[0, 1, 1, 3][..], ["neuron 1", "records 1 and 2"]),
+        (&[0, 1, 4, 3], ["neuron 4", "record 2"]),
+        (
+            &[u32::MAX, 1, 2, 3],
+            ["neuron 4294967295", "4 neurons once"],
+        ),
+    ] {
+        let refused = parse(words, 0).unwrap_err().to_string();
+        let named = parts.iter().all(|part| refused.contains(part));
+        assert!(
+            named && refused.contains("`mlp.neurons.order`"),
+            "{refused}"
+        );
+    }
+    // Two neurons that changed places are still a permutation.
+    let refused = parse(&[0, 1, 2, 3], 1).unwrap_err().to_string();
+    assert!(refused.contains("crc32c"), "{refused}");
 }
 
 #[test]
