@@ -382,12 +382,12 @@ mod tests {
     #[test]
     fn flags_become_load_options() {
         let line =
-            "m --memory 1.5GiB --selector oracle --window 4 --ctx 32 --io direct --io-threads 8 --cache-policy lfu";
+            "m --memory 1.5GiB --selector oracle --window 4 --ctx 32 --io direct --io-threads 8 --cache-policy lru";
         let all = options(line).unwrap();
         assert_eq!(all.memory, Some(Memory::Bytes(3 << 29)));
         assert_eq!(all.selector, Some(SelectorKind::Oracle));
         assert_eq!((all.window_tokens, all.ctx), (Some(4), Some(32)));
-        assert_eq!(all.cache_policy, CachePolicy::Lfu);
+        assert_eq!(all.cache_policy, CachePolicy::Lru);
         assert_eq!((all.io.direct, all.io.threads), (DirectIo::Required, 8));
         assert_eq!(all.switches.lookahead, Lookahead::Off);
         let ahead = |line| options(line).unwrap().switches.lookahead;
@@ -398,7 +398,7 @@ mod tests {
         // Where no flag says otherwise, what was tuned counts.
         assert_eq!((none.window_tokens, none.io.threads), (Some(9), 7));
         assert_eq!(none.io.direct, DirectIo::Preferred);
-        assert_eq!(none.cache_policy, CachePolicy::Lru);
+        assert_eq!(none.cache_policy, CachePolicy::Lfu);
     }
 
     #[test]

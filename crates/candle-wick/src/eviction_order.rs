@@ -28,10 +28,10 @@ const FREE: usize = 0;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CachePolicy {
     /// The least recently used one.
-    #[default]
     Lru,
     /// The least frequently used one, of those the least recently used one. Older uses count for less: all counts are
     /// halved every 128 tokens.
+    #[default]
     Lfu,
 }
 
