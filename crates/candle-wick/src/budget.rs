@@ -65,6 +65,9 @@ fn with_page_tables_line(lines: &mut Vec<PlanLine>) -> u64 {
     total_bytes
 }
 
+/// Longer chunks of a prompt may take one in so many bytes from the weights for their scratch.
+const CHUNK_COST_SHARE: u64 = 20;
+
 /// Positions whose logits are computed together, in prompts of `chunk_tokens`.
 fn logits_tokens(chunk_tokens: usize) -> usize {
     (chunk_tokens / 16).max(1)
@@ -226,6 +229,8 @@ impl BudgetPlan {
         let matrices = streamable(folder, needs);
         let layers = &folder.manifest().layers;
         let slots_floor = slots_floor_bytes(layers);
+        let all_bytes = matrices.iter().map(|(_, bytes)| *bytes).sum::<u64>()
+            + layers.iter().map(FfnLayer::records_bytes).sum::<u64>();
         let smallest = Fixed::of(folder, needs, options, CHUNK_TOKENS[CHUNK_TOKENS.len() - 1]);
         let weights_floor = smallest.weights() + slots_floor;
         let resident_floor = smallest.besides_weights().saturating_add(weights_floor);
@@ -244,7 +249,15 @@ impl BudgetPlan {
             Some(Memory::Percent(percent)) if percent >= 100.0 => fitting(&|_| Some(u64::MAX)),
             Some(Memory::Bytes(bytes)) => {
                 let resident_bytes = bytes - page_table_bytes(bytes);
-                fitting(&|fixed| resident_bytes.checked_sub(fixed.besides_weights()))
+                let left = |fixed: &Fixed| resident_bytes.checked_sub(fixed.besides_weights());
+                let of_use = |weights: u64| weights.min(smallest.weights() + all_bytes);
+                let most = left(&smallest).map_or(0, of_use);
+                // Otherwise more budget would mean longer chunks, fewer weights and slower tokens.
+                let is_worth_it = |weights: &u64| {
+                    let weights = of_use(*weights);
+                    most.saturating_sub(weights) <= weights / CHUNK_COST_SHARE
+                };
+                fitting(&|fixed| left(fixed).filter(is_worth_it))
             }
             Some(Memory::Percent(percent)) => {
                 fitting(&|_| Some((dense_weight_bytes as f64 * percent / 100.0) as u64))

@@ -135,10 +135,7 @@ pub(crate) fn run(args: &PromptArgs) -> Result<ExitCode> {
         ctx,
         machine: Machine::this(),
         rates,
-        ffn_bytes: layers
-            .iter()
-            .map(|layer| (layer.intermediate_size * layer.stride_bytes) as u64)
-            .sum(),
+        ffn_bytes: layers.iter().map(|layer| layer.records_bytes()).sum(),
         rows,
     };
     match args.json {

@@ -60,6 +60,11 @@ impl FfnLayer {
         }
     }
 
+    /// Bytes of all records.
+    pub fn records_bytes(&self) -> u64 {
+        self.intermediate_size as u64 * self.stride_bytes as u64
+    }
+
     /// Name of the tensor with the records: U8 `[intermediate, stride]`.
     pub fn neurons_tensor(&self) -> String {
         format!("{}.neurons", self.prefix)
