@@ -118,7 +118,7 @@ impl LayerNeurons {
     pub(crate) fn submit_behind(&self, ticket: &mut Ticket, reads: &[SlotRead]) {
         self.folder
             .reader()
-            .submit_behind(ticket, &self.records.file, reads);
+            .submit_behind(ticket, self.records.file(), reads);
     }
 
     /// The pre-activations that decide whether neurons are active (the gate's in a gated layer), bias

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 use anyhow::{bail, ensure, Context, Result};
 use candle_wick::{BudgetPlan, Memory, SelectorKind};
-use candle_wick_models::{LoadOptions, WickTokenizer};
+use candle_wick_models::WickTokenizer;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
