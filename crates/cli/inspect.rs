@@ -173,6 +173,21 @@ fn layers(folder: &FlashFolder, predictors: Option<&PredictorMetadata>) -> Vec<L
     layers.collect()
 }
 
+impl Inspection {
+    /// How the records are read, and whether they lie in an order of their own.
+    fn reads(&self) -> String {
+        let alignment = match self.io_mode {
+            "direct" => format!(", {} B aligned", self.io_alignment_bytes),
+            _ => String::new(),
+        };
+        let order = match &self.order_trace {
+            Some(trace) => format!(", in an order by trace {trace}"),
+            None => String::new(),
+        };
+        format!("{}{alignment}{order}", self.io_mode)
+    }
+}
+
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tokenizer = if self.has_tokenizer {
@@ -200,14 +215,7 @@ impl fmt::Display for Inspection {
                 layer.stride_bytes - layer.record_bytes
             )?;
         }
-        if let Some(trace) = &self.order_trace {
-            writeln!(f, "{:<12}by trace {trace}", "order")?;
-        }
-        let alignment = match self.io_mode {
-            "direct" => format!(", {} B aligned", self.io_alignment_bytes),
-            _ => String::new(),
-        };
-        writeln!(f, "{:<12}{}{alignment}", "reads", self.io_mode)?;
+        writeln!(f, "{:<12}{}", "reads", self.reads())?;
         let parts = [
             ("all weights", self.dense_weight_bytes),
             ("FFN records", self.ffn_bytes),

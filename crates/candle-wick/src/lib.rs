@@ -66,4 +66,5 @@ pub use wick_io::{
     available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap, share_one_heap,
     DirectIo, Engine, IoCounters, IoMode, SlowDiskOptions,
 };
+pub use workspace::PASS_NEURONS_MAX;
 pub use workspace::{FfnRecorder, SelectionRecorder};

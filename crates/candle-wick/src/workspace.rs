@@ -13,7 +13,7 @@ pub(crate) const CHUNK_TOKENS_MAX: usize = 128;
 /// Activations (neurons times tokens) of one pass at most.
 const PASS_ACTIVATIONS: usize = 1 << 18;
 /// Neurons of one pass at most, so that reads of the next pass overlap the sums of this one.
-const PASS_NEURONS_MAX: usize = 2048;
+pub const PASS_NEURONS_MAX: usize = 2048;
 
 /// Called with a layer's place in the manifest and its inputs `(tokens, hidden)` before each step, under the lock of
 /// the scratch: it must not ask the `FlashVarBuilder` for statistics, nor run a layer.

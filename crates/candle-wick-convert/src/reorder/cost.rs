@@ -14,7 +14,6 @@ const REQUEST_BYTES: u64 = 14 << 10;
 /// Requests and bytes, gaps included, of some tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadCost {
-    pub(crate) tokens: u64,
     pub(crate) requests: u64,
     pub(crate) bytes: u64,
 }
@@ -30,7 +29,6 @@ impl ReadCost {
         let mut cost = Self::default();
         let mut records = Vec::new();
         for neurons in sets {
-            cost.tokens += 1;
             records.clear();
             records.extend(neurons.iter().map(|neuron| record_of(*neuron)));
             records.sort_unstable();
@@ -55,9 +53,9 @@ impl ReadCost {
         cost
     }
 
-    /// The means.
-    pub(crate) fn a_token(&self) -> OrderCost {
-        let tokens = self.tokens.max(1) as f64;
+    /// The means over so many tokens.
+    pub(crate) fn a_token(&self, tokens: usize) -> OrderCost {
+        let tokens = tokens.max(1) as f64;
         OrderCost {
             requests: self.requests as f64 / tokens,
             bytes: self.bytes as f64 / tokens,
@@ -78,13 +76,13 @@ mod tests {
     fn neighbours_and_those_across_small_gaps_share_requests() {
         let cost = |sets: &[&[u32]], stride: usize| {
             let cost = ReadCost::of(sets.iter().copied(), |neuron| neuron as usize, stride);
-            (cost.tokens, cost.requests, cost.bytes)
+            (cost.requests, cost.bytes)
         };
-        assert_eq!(cost(&[&[0, 1, 3], &[7]], 8192), (2, 2, 5 * 8192));
-        assert_eq!(cost(&[&[0, 3]], 8192), (1, 2, 2 * 8192), "two between");
+        assert_eq!(cost(&[&[0, 1, 3], &[7]], 8192), (2, 5 * 8192));
+        assert_eq!(cost(&[&[0, 3]], 8192), (2, 2 * 8192), "two between");
         let all: Vec<u32> = (0..40).collect();
-        assert_eq!(cost(&[&all], 16384), (1, 3, 40 * 16384), "16 a request");
-        assert_eq!(cost(&[&[], &[]], 512), (2, 0, 0));
+        assert_eq!(cost(&[&all], 16384), (3, 40 * 16384), "16 a request");
+        assert_eq!(cost(&[&[], &[]], 512), (0, 0));
         let reversed = ReadCost::of([&[0u32, 1][..]].into_iter(), |n| 9 - n as usize, 512);
         assert_eq!((reversed.requests, reversed.bytes), (1, 1024));
     }

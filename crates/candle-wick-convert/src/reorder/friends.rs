@@ -166,12 +166,13 @@ impl BundleReads {
     fn of(trace: &LayerTrace, friends: &[Option<u32>], resident: f64) -> Self {
         let slots = slots_of(trace.intermediate_size(), resident);
         let missed = TokenSets::misses(trace, slots);
-        let first = trace.tokens() - missed.iter().len();
+        let first = trace.tokens() - missed.tokens();
         let mut reads = Self::default();
         // The last token, counted from 1, for which a neuron was brought.
         let mut brought = vec![0; friends.len()];
-        let tokens = trace.iter().skip(first).zip(missed.iter());
-        for (token, (selected, missed)) in (1..).zip(tokens) {
+        for (token, selected) in trace.iter().skip(first).enumerate() {
+            let of_token: Vec<u32> = missed.of_token(token).flatten().copied().collect();
+            let (missed, token) = (&of_token, token + 1);
             reads.misses += missed.len() as f64;
             for neuron in missed {
                 if brought[*neuron as usize] == token {
@@ -192,7 +193,7 @@ impl BundleReads {
                 brought[friend as usize] = token;
             }
         }
-        let tokens = missed.iter().len().max(1) as f64;
+        let tokens = missed.tokens().max(1) as f64;
         for sum in [
             &mut reads.misses,
             &mut reads.bundles,

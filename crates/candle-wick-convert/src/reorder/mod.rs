@@ -174,16 +174,18 @@ fn order_of(
 ) -> Result<(LayerOrder, NeuronOrder), ConvertError> {
     let width = trace.intermediate_size();
     let sets = TokenSets::misses(trace, slots_of(width, options.resident));
-    let learnt = sets.iter().len() / 5 * 4;
-    let misses = Together::new(thinned(sets.iter().take(learnt)), width);
+    let tokens = sets.tokens();
+    let learnt = tokens / 5 * 4;
+    let misses = Together::new(thinned(sets.of_tokens(0..learnt)), width);
     let mut best: Option<(u64, Arrangement, NeuronOrder)> = None;
     let mut costs = Vec::new();
     for arrangement in Arrangement::ALL {
         let order = NeuronOrder::new(&layer.order_tensor(), arrangement.order(&misses))
             .map_err(ConvertError::format(Path::new(&layer.file)))?;
         let record_of = |neuron: u32| order.record_of(neuron as usize);
-        let cost = ReadCost::of(sets.iter().skip(learnt), record_of, layer.stride_bytes);
-        costs.push((arrangement, cost.a_token()));
+        let tested = sets.of_tokens(learnt..tokens);
+        let cost = ReadCost::of(tested, record_of, layer.stride_bytes);
+        costs.push((arrangement, cost.a_token(tokens - learnt)));
         if best.as_ref().is_none_or(|best| cost.weight() < best.0) {
             best = Some((cost.weight(), arrangement, order));
         }
@@ -191,7 +193,7 @@ fn order_of(
     let (_, arrangement, order) = best.expect("there are arrangements");
     let found = LayerOrder {
         arrangement,
-        misses: sets.entries() as f64 / sets.iter().len().max(1) as f64,
+        misses: sets.entries() as f64 / tokens.max(1) as f64,
         costs,
     };
     Ok((found, order))
