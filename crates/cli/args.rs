@@ -17,6 +17,8 @@ use clap::{Args, ValueEnum};
 use crate::tuned::{Settings, TUNE_FILE};
 use crate::{demo, output};
 
+/// More tokens, slots or reads than anything here takes.
+const COUNT_MAX: usize = 1 << 24;
 /// More threads than any machine that this is for has cores.
 pub(crate) const THREADS_MAX: usize = 1024;
 
@@ -321,12 +323,20 @@ impl fmt::Display for TokenIds {
     }
 }
 
-/// A count of at least one.
-pub(crate) fn positive(text: &str) -> Result<usize, String> {
+/// A count, small enough to be added to another and to allocate by.
+pub(crate) fn count(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0) => Err("must be at least 1".to_owned()),
+        Ok(count) if count > COUNT_MAX => Err(format!("must be at most {COUNT_MAX}")),
         Ok(count) => Ok(count),
         Err(_) => Err("not a whole number".to_owned()),
+    }
+}
+
+/// A [`count`] of at least one.
+pub(crate) fn positive(text: &str) -> Result<usize, String> {
+    match count(text)? {
+        0 => Err("must be at least 1".to_owned()),
+        count => Ok(count),
     }
 }
 
@@ -421,6 +431,8 @@ mod tests {
             "--threads 0",
             "--threads 100000",
             "--slots 0",
+            "--slots 18446744073709551615",
+            "--window 18446744073709551615",
             "--slots 9 --memory 50%",
             "--io none",
             "--lookahead=never",

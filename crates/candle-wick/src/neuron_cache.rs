@@ -45,6 +45,8 @@ pub struct StepPlan {
     passes: Vec<Range<usize>>,
     /// Parts of the ring that passes stream through by turns.
     ring_parts: usize,
+    /// How often the books had been cleared.
+    clear_count: u64,
 }
 
 impl StepPlan {
@@ -88,6 +90,7 @@ pub struct NeuronCache {
     /// Token count after the last step of several tokens, whose slots do not lie in the order of their use.
     chunk_end: u64,
     window_tokens: Option<usize>,
+    clear_count: u64,
     plan: StepPlan,
     /// Slots that misses of one step stream through; only its memory outlives the step.
     ring: Vec<u32>,
@@ -118,6 +121,7 @@ impl NeuronCache {
             tokens: 0,
             chunk_end: 0,
             window_tokens,
+            clear_count: 0,
             plan: StepPlan::default(),
             ring: Vec::new(),
         }
@@ -158,6 +162,7 @@ impl NeuronCache {
         plan.slots.clear();
         plan.is_miss.clear();
         plan.passes.clear();
+        plan.clear_count = self.clear_count;
         plan.ring_parts = RING_PARTS.min(self.slot_count().max(2));
         self.mark_and_touch(selection);
         for &neuron in selection {
@@ -289,7 +294,8 @@ impl NeuronCache {
     }
 
     /// Ends the step after all its reads: the misses are residents now, `tokens` tokens went by, and
-    /// `used_by(position)` has bit `t` set when token `t` of them used the neuron at `position`.
+    /// `used_by(position)` has bit `t` set when token `t` of them used the neuron at `position`. A plan from before the
+    /// last [`clear`](Self::clear) leaves nothing resident.
     pub fn commit(
         &mut self,
         selection: &[u32],
@@ -300,6 +306,10 @@ impl NeuronCache {
         self.tokens += tokens as u64;
         if tokens > 1 {
             self.chunk_end = self.tokens;
+        }
+        if plan.clear_count != self.clear_count {
+            self.plan = plan;
+            return;
         }
         for (position, &neuron) in selection.iter().enumerate() {
             let slot = plan.slots[position];
@@ -322,8 +332,9 @@ impl NeuronCache {
 
     /// Ends the step after a failed read: none of its misses is resident.
     pub fn abort(&mut self, plan: StepPlan) {
+        let is_current = plan.clear_count == self.clear_count;
         for position in 0..plan.slots.len() {
-            if plan.is_miss[position] && plan.slots[position] != NONE {
+            if is_current && plan.is_miss[position] && plan.slots[position] != NONE {
                 self.forget_slot(plan.slots[position]);
             }
         }
@@ -338,13 +349,13 @@ impl NeuronCache {
         let Some(window_tokens) = self.window_tokens else {
             return;
         };
-        let in_order =
-            self.order.is_by_use() && self.chunk_end + window_tokens as u64 <= self.tokens;
+        let is_outside = |tokens: u64| tokens >= window_tokens as u64;
+        let in_order = self.order.is_by_use() && is_outside(self.tokens - self.chunk_end);
         for rank in self.order.ranks() {
             let mut slot = self.order.first(rank);
             while let Some(current) = slot {
                 slot = self.order.next(current);
-                if self.used_at[current as usize] + window_tokens as u64 <= self.tokens {
+                if is_outside(self.tokens - self.used_at[current as usize]) {
                     self.forget_slot(current);
                 } else if in_order {
                     break;
@@ -353,8 +364,9 @@ impl NeuronCache {
         }
     }
 
-    /// Forgets every neuron (a new sequence with a cold cache).
+    /// Forgets every neuron (a new sequence with a cold cache), and those of a step on its way.
     pub fn clear(&mut self) {
+        self.clear_count += 1;
         self.slot_of.fill(NONE);
         self.neuron_of.fill(NONE);
         self.order.clear();

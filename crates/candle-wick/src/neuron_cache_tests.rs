@@ -363,3 +363,48 @@ fn the_window_drops_what_its_tokens_did_not_use() {
     run(&mut cache, &mut device, &step(&[4]));
     assert!(!cache.contains(2) && cache.contains(3) && cache.contains(4));
 }
+
+/// Books that are cleared while a step is on its way, as anybody may do who has the layer.
+#[test]
+fn a_plan_from_before_a_clear_leaves_nothing_behind() {
+    for policy in CachePolicy::ALL {
+        for fails in [false, true] {
+            let mut cache = NeuronCache::new(40, 12, policy, None);
+            let mut device = Device {
+                content: vec![NONE - 1; 12],
+            };
+            for turn in 0..6u32 {
+                let step = |first: u32| Step {
+                    neurons: (first..first + 9).collect(),
+                    tokens: 1,
+                    pass_neurons: 4,
+                    fails: false,
+                };
+                run(&mut cache, &mut device, &step(3 * turn));
+                let selection: Vec<u32> = (3 * turn..3 * turn + 9).collect();
+                let plan = cache.plan(&selection, 4);
+                cache.clear();
+                match fails {
+                    true => cache.abort(plan),
+                    false => cache.commit(&selection, plan, 1, |_| 1),
+                }
+                assert_eq!(cache.used_count(), 0);
+                check(&cache, &device);
+                // Every slot can still be had.
+                run(&mut cache, &mut device, &step(20));
+                check(&cache, &device);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_window_longer_than_any_text_drops_nothing() {
+    let mut cache = NeuronCache::new(40, 40, CachePolicy::Lru, Some(usize::MAX));
+    for first in 0..20 {
+        let selection = [first, first + 1];
+        let plan = cache.plan(&selection, 4);
+        cache.commit(&selection, plan, 1, |_| 1);
+    }
+    assert_eq!(cache.used_count(), 21);
+}

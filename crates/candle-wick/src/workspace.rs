@@ -93,7 +93,7 @@ pub(crate) fn workspace_bytes(tokens: usize, hidden_size: usize, intermediate_si
     // One in use, one of a guess; what the oracle collects.
     let selections = 2 * intermediate_size * (4 + 16) + intermediate_size * 16;
     // A guess reads what it misses at once.
-    let lists = pass * 4 + intermediate_size * size_of::<SlotRead>();
+    let lists = intermediate_size * (4 + size_of::<SlotRead>());
     (activations + selections + lists + 4 * tokens * hidden_size) as u64
 }
 

@@ -32,7 +32,7 @@ use super::row::{RowFigures, RowSpec, TextSpec};
 use super::spread::Spread;
 use super::subject::Subject;
 use super::sweep_table::{Measurement, Sweep};
-use crate::args::{positive, FolderArgs};
+use crate::args::{count, positive, FolderArgs};
 use crate::interrupt::{CtrlC, INTERRUPTED_STATUS};
 use crate::{demo, output};
 
@@ -88,7 +88,7 @@ pub(crate) struct SweepArgs {
 
     /// Tokens before those: a cache that is not full yet still reads what it will keep [default: half as many, over
     /// length 0]
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = count)]
     warmup: Option<usize>,
 
     /// Rounds through all settings, there and back [default: 2; over length 1]
@@ -438,7 +438,8 @@ impl Bench<'_> {
     fn name(&self) -> String {
         let folder = self.subject.folder.path().file_name();
         match (&self.subject.synthetic, self.args.folder.is_demo()) {
-            (Some(name), _) => name.clone(),
+            // Part of a file name, and from a stranger's config.
+            (Some(name), _) => name.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-"),
             (None, true) => "demo".to_owned(),
             (None, false) => {
                 folder.map_or("model".into(), |name| name.to_string_lossy().into_owned())

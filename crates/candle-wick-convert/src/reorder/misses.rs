@@ -28,7 +28,7 @@ impl TokenSets {
     pub(crate) fn misses(trace: &LayerTrace, slots: usize) -> Self {
         let width = trace.intermediate_size();
         let slots = slots.max(2).min(width);
-        let mut cache = NeuronCache::new(width, slots, CachePolicy::Lru, None);
+        let mut cache = NeuronCache::new(width, slots, CachePolicy::default(), None);
         let mut is_full = false;
         let mut sets = Self::default();
         for selection in trace.iter() {
@@ -42,7 +42,7 @@ impl TokenSets {
             if is_full {
                 sets.sets_to.push(sets.ends.len());
             }
-            cache.commit(selection, plan, 1, |_| 0);
+            cache.commit(selection, plan, 1, |_| 1);
             is_full = is_full || cache.used_count() == slots;
         }
         sets

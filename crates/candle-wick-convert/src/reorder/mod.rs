@@ -34,7 +34,7 @@ pub use self::arrange::Arrangement;
 pub use self::friends::{friends, Friends, LayerFriends};
 
 /// Counts up when the same folder and trace begin to give another order.
-const REORDER_VERSION: u32 = 1;
+const REORDER_VERSION: u32 = 2;
 /// Pairs of neurons in the sets that an order is made from, at most: what bounds the time for a layer.
 const PAIRS_MAX: u64 = 1 << 30;
 /// A trace of fewer tokens says nothing.
