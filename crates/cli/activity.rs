@@ -55,7 +55,11 @@ impl Expected {
         Ok(match &predictors.windows {
             Some(windows) => Self {
                 figures: Some(at_residency(windows, selected, slot_share(folder, plan))),
-                missed: Some(missed(windows, selected, folder, plan)),
+                // An eager window keeps less than the slots could.
+                missed: plan
+                    .window_tokens
+                    .is_none()
+                    .then(|| missed(windows, selected, folder, plan)),
                 source: "measured when the predictors were fitted".to_owned(),
             },
             None => Self {
