@@ -247,7 +247,7 @@ const NONSENSE: [(&str, &str); 17] = [
     ("--over memory --points 101", "must be at most 100"),
     ("--over memory --points 3 --at 50%", "cannot be used with"),
     ("--over memory --tokens 0", "must be at least 1"),
-    ("--over memory --warmup -1", "--warmup"),
+    ("--over memory --warmup few", "invalid value 'few'"),
     ("--over length --block 0", "must be at least 1"),
     ("--over memory --at lots", "lots"),
     ("--over memory --at 1KiB", "below the floor"),
