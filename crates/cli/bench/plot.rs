@@ -418,7 +418,7 @@ mod tests {
         );
         let log = Axis::new("ms", Scale::Log10);
         assert_eq!(values(&log, &[80.0, 700.0]), ["100", "200", "500"]);
-        assert_eq!(values(&log, &[0.5, 700.0]), ["1", "10", "100"]);
+        assert_eq!(values(&log, &[0.5, 400.0]), ["1", "10", "100"]);
         assert_eq!(values(&log, &[120.0, 390.0]), ["150", "200", "300", "400"]);
         let mut windows = Axis::new("tokens", Scale::Log2);
         windows.names.push((32.0, "none".to_owned()));
