@@ -35,6 +35,7 @@ fn longer_prompts_read_more_but_less_for_each_token() {
     let rows = bench["rows"].as_array().unwrap();
     let number = |row: &Value, name: &str| row[name].as_f64().unwrap();
     let ffn_bytes = number(&bench, "ffn_bytes");
+    assert_eq!(rows.len(), 3, "{bench}");
     for (row, (tokens, chunks)) in rows.iter().zip([(4, 1.0), (64, 1.0), (200, 2.0)]) {
         assert_eq!(row["tokens"], tokens);
         let (selected, union) = (number(row, "selected"), number(row, "union"));
@@ -49,11 +50,10 @@ fn longer_prompts_read_more_but_less_for_each_token() {
         );
         assert!(number(row, "compute_ms_per_token") > 0.0 && number(row, "decode_ms") > 0.0);
     }
-    // Of a cold cache, one chunk reads its union; padding and gaps make it a little more.
+    // Of a cold cache, one chunk reads its union, and the gaps between these small records: at most the whole FFN.
     for row in &rows[..2] {
         let read = number(row, "bytes_read") / ffn_bytes;
-        let union = number(row, "union");
-        assert!(read > 0.99 * union && read < 1.6 * union, "{row}");
+        assert!(read > 0.99 * number(row, "union") && read < 1.05, "{row}");
     }
     let per_token = |row: &Value| number(row, "bytes_read") / number(row, "tokens");
     assert!(per_token(&rows[1]) < 0.5 * per_token(&rows[0]));
