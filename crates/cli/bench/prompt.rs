@@ -123,8 +123,8 @@ pub(crate) fn run(args: &PromptArgs) -> Result<ExitCode> {
         let row = Row::new(tokens, figures, cgroup.is_some())?;
         output::note(&format!("{tokens} tokens: {:.0} ms", row.first_token_ms));
         rows.push(row);
-        rates.keep_best(subject.rates()?);
     }
+    rates.keep_best(subject.rates()?);
     ensure!(!rows.is_empty(), "no prompt fits into a context of {ctx}");
     let layers = &subject.folder.manifest().layers;
     let bench = PromptBench {
