@@ -57,20 +57,19 @@ impl Expected {
         let mean = |values: &[f32]| f64::from(PredictorMetadata::mean(values)).clamp(0.0, 1.0);
         let selected = mean(&predictors.selected_fraction);
         Ok(match &predictors.windows {
-            Some(windows) => Self {
-                figures: Some(at_residency(windows, selected, slot_share(folder, plan))),
+            Some(windows) => {
                 // An eager window keeps less than the slots could.
-                missed: plan
-                    .window_tokens
-                    .is_none()
-                    .then(|| missed(windows, selected, folder, plan, policy)),
-                source: match policy {
-                    CachePolicy::Lru => "measured when the predictors were fitted".to_owned(),
-                    CachePolicy::Lfu => "measured when the predictors were fitted, for lru; what lfu saves is that of another \
-                        text"
-                        .to_owned(),
-                },
-            },
+                let is_known = plan.window_tokens.is_none();
+                let of_policy = match policy {
+                    CachePolicy::Lfu if is_known => ", for lru; what lfu saves is that of another text",
+                    _ => "",
+                };
+                Self {
+                    figures: Some(at_residency(windows, selected, slot_share(folder, plan))),
+                    missed: is_known.then(|| missed(windows, selected, folder, plan, policy)),
+                    source: format!("measured when the predictors were fitted{of_policy}"),
+                }
+            }
             None => Self {
                 figures: Some(TraceFigures {
                     selected,
