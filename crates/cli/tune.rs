@@ -37,9 +37,10 @@ const READS_TOKENS: usize = 8;
 
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Settings are tried on two copies of the model's first layers side by side, each with slots as --memory leads to: \
-                  together they may take more than --memory says. What a flag sets is not tried. Settings of an earlier \
-                  run are removed where none is found to be better than the defaults."
+    after_help = "Settings are tried on two copies of the model's first layers side by side, each with slots as\n\
+                  --memory leads to: together they may take more than --memory says. What a flag sets is not\n\
+                  tried. Settings of an earlier run are removed where some were tried and none is better than the\n\
+                  defaults."
 )]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
