@@ -44,9 +44,9 @@ enum Benchmark {
     Sweep(sweep::SweepArgs),
     /// Measure the time to the first token of prompts, and what they read
     Prompt(prompt::PromptArgs),
-    /// Measure one row of `decode`; it starts this by itself
+    /// Measure the row that stdin describes; the others start this by themselves
     #[command(hide = true)]
-    Row(row::RowArgs),
+    Row,
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
@@ -55,6 +55,6 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         Benchmark::Decode(args) => decode::run(args),
         Benchmark::Sweep(args) => sweep::run(args),
         Benchmark::Prompt(args) => prompt::run(args),
-        Benchmark::Row(args) => row::run(args),
+        Benchmark::Row => row::run(),
     }
 }

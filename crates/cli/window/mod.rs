@@ -31,13 +31,14 @@ pub(crate) struct WindowArgs {
     /// Slots of a layer's cache, as shares of its neurons
     #[arg(
         long,
+        alias = "share",
         value_name = "SHARES",
         value_delimiter = ',',
         default_values_t = [0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75],
         value_parser = share,
         conflicts_with = "slots"
     )]
-    share: Vec<f64>,
+    resident: Vec<f64>,
 
     /// Slots of a layer's cache, as counts
     #[arg(long, value_name = "COUNTS", value_delimiter = ',', value_parser = positive)]
