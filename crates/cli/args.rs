@@ -427,7 +427,9 @@ mod tests {
     fn shares_are_percents_or_parts_of_one() {
         assert_eq!((share("25%"), share("0.25")), (Ok(0.25), Ok(0.25)));
         assert_eq!((share("100%"), share("1")), (Ok(1.0), Ok(1.0)));
-        for text in ["0", "0%", "1.1", "25", "101%", "-1%", "%", "nan%", "inf", "1e-400"] {
+        for text in [
+            "0", "0%", "1.1", "25", "101%", "-1%", "%", "nan%", "inf", "1e-400",
+        ] {
             assert!(share(text).is_err(), "{text}");
         }
     }

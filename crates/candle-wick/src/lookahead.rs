@@ -139,7 +139,10 @@ mod tests {
     #[test]
     fn they_have_the_names_they_print_as() {
         for lookahead in Lookahead::ALL {
-            assert_eq!(lookahead.to_string().parse::<Lookahead>().unwrap(), lookahead);
+            assert_eq!(
+                lookahead.to_string().parse::<Lookahead>().unwrap(),
+                lookahead
+            );
         }
         let error = "never".parse::<Lookahead>().unwrap_err().to_string();
         assert!(error.contains("off, auto, always"), "{error}");

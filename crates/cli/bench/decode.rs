@@ -72,7 +72,7 @@ pub(crate) struct DecodeArgs {
     tokens: usize,
 
     /// For random weights: share of a token's neurons that a guess ahead names, with a wrong one for each it misses
-    #[arg(long, value_name = "SHARE", default_value_t = 0.8, value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value = "80%", value_parser = share)]
     guessed: f64,
 
     /// Rows to measure, of naive, hybrid, +selector, +window, +bundling, all (every part on), +lookahead and "dense in

@@ -136,8 +136,7 @@ impl RowFigures {
 
 impl RowSpec {
     fn options(&self, folder: &FlashFolder) -> Result<LoadOptions> {
-        let trace =
-            |figures: &TraceFigures| made_up(folder, figures).with_guesses(self.guessed);
+        let trace = |figures: &TraceFigures| made_up(folder, figures).with_guesses(self.guessed);
         Ok(LoadOptions {
             memory: Some(self.memory.parse::<Memory>()?),
             ctx: Some(self.ctx),
@@ -235,7 +234,10 @@ impl RowSpec {
 /// Runs the program with `input` on its stdin, which it reads to the end before it says anything.
 fn ask(mut command: Command, input: &[u8]) -> std::io::Result<Output> {
     let command = command.stdin(Stdio::piped());
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
         // Where the program ended before it had read all, its status and its words say why.
         let _ended = stdin.write_all(input);
@@ -371,7 +373,10 @@ mod tests {
         let mut deaf = Command::new("sh");
         deaf.args(["-c", "echo no >&2; exit 3"]);
         let output = ask(deaf, &vec![b' '; INPUT_BYTES]).unwrap();
-        assert_eq!((output.status.code(), &output.stderr[..]), (Some(3), &b"no\n"[..]));
+        assert_eq!(
+            (output.status.code(), &output.stderr[..]),
+            (Some(3), &b"no\n"[..])
+        );
         assert!(ask(Command::new("/no/such"), b"").is_err());
     }
 }

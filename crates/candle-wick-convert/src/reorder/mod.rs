@@ -139,7 +139,8 @@ fn check_resident(trace: &Path, resident: f64) -> Result<(), ConvertError> {
     if resident > 0.0 && resident < 1.0 {
         return Ok(());
     }
-    let problem = format!("says what to read with a resident share above 0 and below 1, not {resident}");
+    let problem =
+        format!("says what to read with a resident share above 0 and below 1, not {resident}");
     Err(ConvertError::checkpoint(trace, problem))
 }
 
