@@ -213,6 +213,38 @@ fn tuning_ends_and_stores_only_what_it_says() {
 }
 
 #[test]
+fn settings_stay_until_others_were_tried() {
+    let folder = demo();
+    let file = folder.path().join("tune.json");
+    put_settings(folder.path(), r#"{"io_threads":3}"#);
+    let before = std::fs::read(&file).unwrap();
+    let memory = ["--memory", "60%", "--seconds"];
+    let nothing = [&memory[..], &["0.001"]].concat();
+    let outcome = json("tune", folder.path(), &nothing);
+    assert_eq!(
+        (&outcome["duels"], &outcome["is_stored"]),
+        (&0.into(), &false.into())
+    );
+    assert_eq!(outcome["is_removed"], false);
+    assert_eq!(std::fs::read(&file).unwrap(), before);
+    let output = wick("tune", folder.path(), &nothing);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("no settings were tried") && text.contains("left as it was"),
+        "{text}"
+    );
+    // A context of a few tokens is enough.
+    let outcome = json(
+        "tune",
+        folder.path(),
+        &[&memory[..], &["4", "--ctx", "4"]].concat(),
+    );
+    assert!(outcome["duels"].as_u64().unwrap() > 0, "{outcome}");
+    assert_ne!(outcome["is_stored"], outcome["is_removed"], "{outcome}");
+    assert_eq!(outcome["is_stored"], file.exists());
+}
+
+#[test]
 fn the_doctor_looks_at_everything_and_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let checkup = json("doctor", folder.path(), &["--no-probe"]);
@@ -233,7 +265,7 @@ fn the_doctor_looks_at_everything_and_leaves_nothing_behind() {
         assert!(names.contains(&name), "{names:?}");
     }
     assert!(
-        names.ends_with(&["instructions", "processors"]),
+        names.ends_with(&["instructions", "processors", "load"]),
         "{names:?}"
     );
     for finding in findings {

@@ -98,9 +98,10 @@ fn reading_ahead_gives_the_same_bytes_and_is_of_use() {
     ];
     // Long enough for `Auto` to have tried both ways.
     let ids = text.iter().cycle().take(40);
-    let decode = |lookahead: Lookahead, slots: usize| {
+    let decode = |lookahead: Lookahead, slots: usize, window_tokens: Option<usize>| {
         let mut options = options(SelectorKind::LowRank, Engine::Auto, 8);
         options.slots_per_layer = Some(slots);
+        options.window_tokens = window_tokens;
         options.switches.lookahead = lookahead;
         let folder = FlashFolder::open(out.path(), options.io.clone()).unwrap();
         let mut model = LoadedModel::load(folder, &options).unwrap();
@@ -113,10 +114,10 @@ fn reading_ahead_gives_the_same_bytes_and_is_of_use() {
     };
     // More is selected than fits; most fits; all fits.
     for slots in [40, 400, 100_000] {
-        let (expected, without) = decode(Lookahead::Off, slots);
-        let (got, with) = decode(Lookahead::Always, slots);
+        let (expected, without) = decode(Lookahead::Off, slots, None);
+        let (got, with) = decode(Lookahead::Always, slots, None);
         assert!(got == expected, "{slots} slots");
-        let (got, sometimes) = decode(Lookahead::Auto, slots);
+        let (got, sometimes) = decode(Lookahead::Auto, slots, None);
         assert!(got == expected, "{slots} slots, by trial");
         assert!(sometimes.ahead_read <= with.ahead_read, "{sometimes:?}");
         assert_eq!(sometimes.ahead_read > 0, with.ahead_read > 0);
@@ -130,6 +131,10 @@ fn reading_ahead_gives_the_same_bytes_and_is_of_use() {
         }
         assert_eq!(with.selected, without.selected);
     }
+    // What nobody keeps until the next step is not read ahead of it.
+    let (expected, _) = decode(Lookahead::Off, 400, Some(0));
+    let (got, with) = decode(Lookahead::Always, 400, Some(0));
+    assert!(got == expected && with.ahead_read == 0, "{with:?}");
 }
 
 #[test]

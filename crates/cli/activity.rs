@@ -1,19 +1,23 @@
 //! How active a model's neurons are expected to be, and who says so.
 //!
 //! The file of its predictors knows best: what they selected was measured when they were fitted, by the length of a
-//! window of tokens. A cache of some size holds what the last so many tokens used, which leads to that window and to
-//! what a token finds outside of it. Random weights have the figures of the trace that they replay.
+//! window of tokens. An `lru` cache of some size holds what the last so many tokens used, which leads to that window and
+//! to what a token finds outside of it. `lfu` keeps what no window tells; by how much less it reads is a ratio that was
+//! measured on one model's trace, and others may differ. Random weights have the figures of the trace that they replay.
 
 use anyhow::Result;
 use candle_wick::{
-    BudgetPlan, FlashFolder, PredictorMetadata, SelectorKind, TraceFigures, WindowShares,
-    WINDOW_TOKENS,
+    BudgetPlan, CachePolicy, FlashFolder, PredictorMetadata, SelectorKind, TraceFigures,
+    WindowShares, WINDOW_TOKENS,
 };
 
 use crate::bench::figures::{activity, synthetic_name};
 
 /// New neurons of a token beside all that it selects, where nobody measured it: the paper's figures for OPT 6.7B.
 const FRESH_OF_SELECTED: f64 = 0.24;
+/// What `lfu` saves of the misses of `lru`, for each neuron's share that is resident, up to half of them; from there on it
+/// stays. A line through the measured ratios of opt-9m with its predictors (docs/bench/window.md).
+const LFU_SAVES: f64 = 0.38;
 
 /// What is expected, and the sentence that says where it is from.
 pub(crate) struct Expected {
@@ -25,8 +29,8 @@ pub(crate) struct Expected {
 }
 
 impl Expected {
-    /// Of the model in `folder` with the slots of `plan`.
-    pub(crate) fn of(folder: &FlashFolder, plan: &BudgetPlan) -> Result<Self> {
+    /// Of the model in `folder` with the slots of `plan` under `policy`.
+    pub(crate) fn of(folder: &FlashFolder, plan: &BudgetPlan, policy: CachePolicy) -> Result<Self> {
         let nothing = |source: &str| Self {
             figures: None,
             missed: None,
@@ -53,15 +57,19 @@ impl Expected {
         let mean = |values: &[f32]| f64::from(PredictorMetadata::mean(values)).clamp(0.0, 1.0);
         let selected = mean(&predictors.selected_fraction);
         Ok(match &predictors.windows {
-            Some(windows) => Self {
-                figures: Some(at_residency(windows, selected, slot_share(folder, plan))),
+            Some(windows) => {
                 // An eager window keeps less than the slots could.
-                missed: plan
-                    .window_tokens
-                    .is_none()
-                    .then(|| missed(windows, selected, folder, plan)),
-                source: "measured when the predictors were fitted".to_owned(),
-            },
+                let is_known = plan.window_tokens.is_none();
+                let of_policy = match policy {
+                    CachePolicy::Lfu if is_known => ", for lru; what lfu saves is that of another text",
+                    _ => "",
+                };
+                Self {
+                    figures: Some(at_residency(windows, selected, slot_share(folder, plan))),
+                    missed: is_known.then(|| missed(windows, selected, folder, plan, policy)),
+                    source: format!("measured when the predictors were fitted{of_policy}"),
+                }
+            }
             None => Self {
                 figures: Some(TraceFigures {
                     selected,
@@ -87,8 +95,15 @@ fn slot_share(folder: &FlashFolder, plan: &BudgetPlan) -> f64 {
     plan.slots_per_layer.iter().sum::<usize>() as f64 / neurons.max(1) as f64
 }
 
-/// What is outside of the window that each layer's own slots hold, as a share of all neurons.
-fn missed(layers: &[WindowShares], selected: f64, folder: &FlashFolder, plan: &BudgetPlan) -> f64 {
+/// What is outside of the window that each layer's own slots hold, less what `policy` saves of it, as a share of all
+/// neurons.
+fn missed(
+    layers: &[WindowShares],
+    selected: f64,
+    folder: &FlashFolder,
+    plan: &BudgetPlan,
+    policy: CachePolicy,
+) -> f64 {
     let widths = folder
         .manifest()
         .layers
@@ -100,11 +115,19 @@ fn missed(layers: &[WindowShares], selected: f64, folder: &FlashFolder, plan: &B
         // A slot for each neuron, and nothing is read.
         if *slots < width {
             let residency = *slots as f64 / width as f64;
-            let layer = std::slice::from_ref(layer);
-            missed += width as f64 * at_residency(layer, selected, residency).fresh;
+            let fresh = at_residency(std::slice::from_ref(layer), selected, residency).fresh;
+            missed += width as f64 * fresh * of_lru(policy, residency);
         }
     }
     missed / f64::max(neurons, 1.0)
+}
+
+/// Misses of `policy` for each of `lru`, where a share of `residency` of the neurons has a slot.
+fn of_lru(policy: CachePolicy, residency: f64) -> f64 {
+    match policy {
+        CachePolicy::Lru => 1.0,
+        CachePolicy::Lfu => 1.0 - LFU_SAVES * residency.clamp(0.0, 0.5),
+    }
 }
 
 /// The figures over the window whose neurons take up a share of `residency`: the mean over all layers, which share
@@ -156,5 +179,21 @@ mod tests {
         let beyond = at(0.95);
         assert_eq!(beyond.window_tokens, 256);
         assert!(near(beyond.fresh, f64::from(0.001f32)));
+    }
+
+    #[test]
+    fn lfu_reads_as_much_less_as_was_measured() {
+        // Resident, and read for a token with lru and lfu (docs/bench/window.md, lowrank), in percent.
+        for (resident, lru, lfu) in [
+            (15.0, 8.09, 7.73),
+            (25.0, 5.98, 5.47),
+            (40.0, 3.76, 3.16),
+            (50.0, 2.59, 2.10),
+            (75.0, 0.64, 0.53),
+        ] {
+            let ratio = of_lru(CachePolicy::Lfu, resident / 100.0);
+            assert!((ratio - lfu / lru).abs() < 0.02, "{resident}: {ratio}");
+            assert_eq!(of_lru(CachePolicy::Lru, resident / 100.0), 1.0);
+        }
     }
 }

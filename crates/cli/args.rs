@@ -187,6 +187,17 @@ impl ModelArgs {
         self.folder.is_demo()
     }
 
+    /// What flags say of the settings that `wick tune` tries.
+    pub(crate) fn given(&self) -> Settings {
+        Settings {
+            io_threads: self.folder.io_threads,
+            io_engine: self.folder.io_engine.map(|engine| engine.to_string()),
+            gap_bytes: None,
+            threads: self.threads,
+            window_tokens: self.window,
+        }
+    }
+
     /// Opens the folder and its tokenizer, with what `wick tune` found where no flag says otherwise.
     pub(crate) fn open(&self, interrupt: Interrupt) -> Result<OpenedModel> {
         let found = self.folder.tuned(&self.folder.path()?);

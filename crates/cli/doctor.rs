@@ -1,7 +1,7 @@
 //! `wick doctor`: the disk, the memory and the processors that models will meet, and what to change.
 //!
 //! Each line is a finding: fine, or a warning with a sentence on what helps. Rates are probed on the largest file below
-//! the path where that is large enough, or on a file written for it and taken away again.
+//! the path where that is large enough, or on a file without a name that is written for it.
 //!
 //! Not here: the probes themselves (`bench::probe`), which settings suit a model (`tune`).
 
@@ -14,7 +14,7 @@ use anyhow::{ensure, Context, Result};
 use candle_wick::{available_memory_bytes, DirectIo, HumanBytes, IoMode};
 use clap::Args;
 use serde::Serialize;
-use wick_io::{memory_limits, total_memory_bytes, try_uring, FlashFile};
+use wick_io::{cpu_quota, memory_limits, total_memory_bytes, try_uring, FlashFile, ReaderOptions};
 
 use crate::bench::machine::Machine;
 use crate::bench::probe::{Rates, ReadRate, Records};
@@ -24,8 +24,6 @@ use crate::output;
 /// A file below this answers from some cache.
 const PROBE_FILE_BYTES: u64 = 64 << 20;
 const READ_BYTES: usize = 16 << 10;
-/// Reads in flight by default.
-const DEPTH: usize = 32;
 /// Filesystems that are memory, or somebody else's machine.
 const MEMORY_FILESYSTEMS: [&str; 2] = ["tmpfs", "ramfs"];
 const REMOTE_FILESYSTEMS: [&str; 6] = ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs"];
@@ -115,6 +113,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     findings.push(large_pages());
     findings.push(instructions());
     findings.push(processors(&machine));
+    findings.push(load(&machine));
     let rates = match (&sample, args.no_probe) {
         (Ok(sample), false) => {
             output::note("measuring the disk and memory, for some seconds");
@@ -170,15 +169,17 @@ fn disk(path: &Path) -> Finding {
         Some(true) => ", said to be a disk that turns (virtual disks often are)",
         _ => "",
     };
-    Finding::new("disk", format!("{}{turns}", disk.name()))
-        .warn_if(
+    let found = Finding::new("disk", format!("{}{turns}", disk.name()));
+    match is_one_of(&MEMORY_FILESYSTEMS) {
+        true => found.warn_if(
+            true,
+            "files here are memory themselves: keep models on an SSD",
+        ),
+        false => found.warn_if(
             is_one_of(&REMOTE_FILESYSTEMS),
             "a disk in another machine: keep models on one in this machine",
-        )
-        .warn_if(
-            is_one_of(&MEMORY_FILESYSTEMS),
-            "files here are memory themselves: keep models on an SSD",
-        )
+        ),
+    }
 }
 
 fn direct(sample: Result<&Sample, &anyhow::Error>) -> Finding {
@@ -193,7 +194,7 @@ fn direct(sample: Result<&Sample, &anyhow::Error>) -> Finding {
 }
 
 fn uring() -> Finding {
-    match try_uring(DEPTH) {
+    match try_uring(ReaderOptions::default().depth) {
         Ok(()) => Finding::new("io_uring", "works"),
         Err(error) => Finding::new("io_uring", format!("refused ({error})")).warn_if(
             true,
@@ -252,7 +253,8 @@ fn locked() -> Finding {
         (Some(word), None) => word.to_owned(),
         (None, None) => "unknown".to_owned(),
     };
-    let matters = bytes.is_some_and(|bytes| bytes < LOCKED_MIN) && try_uring(DEPTH).is_err();
+    let matters = bytes.is_some_and(|bytes| bytes < LOCKED_MIN)
+        && try_uring(ReaderOptions::default().depth).is_err();
     Finding::new("locked memory", found).warn_if(
         matters,
         "before Linux 5.12 io_uring counts against it: raise `ulimit -l` to 8192",
@@ -280,52 +282,38 @@ fn instructions() -> Finding {
     )
 }
 
-/// Processors of the machine, and how many this process may use.
+/// How many processors this process may use, of how many where the system tells.
 fn processors(machine: &Machine) -> Finding {
     let table = read("/proc/cpuinfo").unwrap_or_default();
-    let there = table
-        .lines()
-        .filter(|line| line.starts_with("processor"))
-        .count();
-    let quota = quota().map_or(String::new(), |cpus| {
+    let is_one = |line: &&str| line.starts_with("processor");
+    let there = table.lines().filter(is_one).count();
+    let of = match there {
+        0 => String::new(),
+        there => format!(" of {there}"),
+    };
+    let quota = cpu_quota().map_or(String::new(), |cpus| {
         format!(", a cgroup quota of {cpus:.1}")
     });
-    let load = machine.load.unwrap_or(0.0);
-    let found = format!(
-        "{} of {there} usable{quota}, {load} busy in the last minute",
-        machine.cpus
-    );
-    Finding::new("processors", found)
-        .warn_if(
-            load > 0.5 * machine.cpus as f64,
-            "other programs compute, too: rates and tokens are slower than they could be",
-        )
-        .warn_if(
-            machine.cpus < there,
-            "a cgroup or an affinity mask holds back the others: raise its quota if they are meant to help",
-        )
+    let found = format!("{}{of} usable{quota}", machine.cpus);
+    Finding::new("processors", found).warn_if(
+        machine.cpus < there,
+        "a cgroup or an affinity mask holds back the others: raise its quota if they are meant to help",
+    )
 }
 
-/// Processors' worth of time that a cgroup allows (version 2, then 1); the root's files are those of a container.
-fn quota() -> Option<f64> {
-    let number = |text: &str| text.trim().parse::<f64>().ok();
-    let (quota, period) = match read("/sys/fs/cgroup/cpu.max") {
-        Some(line) => {
-            let (quota, period) = line.split_once(' ')?;
-            (number(quota)?, number(period)?)
-        }
-        None => (
-            number(&read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")?)?,
-            number(&read("/sys/fs/cgroup/cpu/cpu.cfs_period_us")?)?,
-        ),
-    };
-    (quota > 0.0 && period > 0.0).then(|| quota / period)
+fn load(machine: &Machine) -> Finding {
+    let found = machine.load.map_or("unknown".to_owned(), |load| {
+        format!("{load} busy in the last minute")
+    });
+    Finding::new("load", found).warn_if(
+        machine.load.unwrap_or(0.0) > 0.5 * machine.cpus as f64,
+        "other programs compute, too: rates and tokens are slower than they could be",
+    )
 }
 
-/// A file to read from; one that was written for it is gone when this is.
+/// A file to read from.
 struct Sample {
     file: FlashFile,
-    written: Option<PathBuf>,
 }
 
 impl Sample {
@@ -340,10 +328,7 @@ impl Sample {
         };
         if let Some(path) = found.filter(is_large) {
             let file = FlashFile::open(&path, DirectIo::Preferred)?;
-            return Ok(Self {
-                file,
-                written: None,
-            });
+            return Ok(Self { file });
         }
         let folder = match path.is_dir() {
             true => path,
@@ -352,27 +337,26 @@ impl Sample {
         Self::written_in(folder)
     }
 
+    /// Loses its name before it has content: whatever ends the program, nothing is left behind.
     fn written_in(folder: &Path) -> Result<Self> {
         let path = folder.join(format!(".wick-doctor-{}", std::process::id()));
-        let mut gone = Gone(Some(path.clone()));
+        let writing = || format!("writing {}", path.display());
+        let mut written = fs::File::create_new(&path).with_context(writing)?;
+        let sized = written.set_len(PROBE_FILE_BYTES);
+        let opened = FlashFile::open(&path, DirectIo::Preferred);
+        fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
+        sized.with_context(writing)?;
+        let file = opened?;
         // Not all alike: some devices keep no zeros.
         let block: Vec<u8> = (0..1u32 << 20)
             .map(|at| (at.wrapping_mul(0x9e37_79b9) >> 23) as u8)
             .collect();
-        let write = || -> std::io::Result<()> {
-            let mut file = fs::File::create_new(&path)?;
-            for _ in 0..PROBE_FILE_BYTES >> 20 {
-                file.write_all(&block)?;
-            }
-            // Pages that wait to be written would be written while others are read.
-            file.sync_all()
-        };
-        write().with_context(|| format!("writing {}", path.display()))?;
-        let file = FlashFile::open(&path, DirectIo::Preferred)?;
-        Ok(Self {
-            file,
-            written: gone.0.take(),
-        })
+        for _ in 0..PROBE_FILE_BYTES >> 20 {
+            written.write_all(&block).with_context(writing)?;
+        }
+        // Pages that wait to be written would be written while others are read.
+        written.sync_all().with_context(writing)?;
+        Ok(Self { file })
     }
 
     fn rates(&self) -> Result<Rates> {
@@ -382,23 +366,6 @@ impl Sample {
             count: self.file.len_bytes() / READ_BYTES as u64,
         };
         Rates::measure(&self.file, &records)
-    }
-}
-
-impl Drop for Sample {
-    fn drop(&mut self) {
-        drop(Gone(self.written.take()));
-    }
-}
-
-/// Takes a file away.
-struct Gone(Option<PathBuf>);
-
-impl Drop for Gone {
-    fn drop(&mut self) {
-        if let Some(path) = &self.0 {
-            let _not_there = fs::remove_file(path);
-        }
     }
 }
 
@@ -448,13 +415,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_is_taken_away_again_and_a_large_file_stays() {
+    fn a_sample_has_no_name_and_a_large_file_stays() {
         let folder = tempfile::tempdir().unwrap();
         let count = || fs::read_dir(folder.path()).unwrap().count();
         let sample = Sample::at(folder.path()).unwrap();
-        assert_eq!((sample.file.len_bytes(), count()), (PROBE_FILE_BYTES, 1));
-        drop(sample);
-        assert_eq!(count(), 0);
+        assert_eq!((sample.file.len_bytes(), count()), (PROBE_FILE_BYTES, 0));
+        assert!(Sample::at(&folder.path().join("none/none")).is_err());
         let large = folder.path().join("large");
         fs::File::create(&large)
             .unwrap()
@@ -468,12 +434,22 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_has_advice_and_the_last_one_counts() {
+    fn a_warning_has_advice_and_a_busy_machine_is_one() {
         let fine = Finding::new("disk", "x").warn_if(false, "no");
         assert_eq!((fine.status, fine.advice), (Status::Ok, None));
-        let bad = Finding::new("disk", "x")
-            .warn_if(true, "first")
-            .warn_if(true, "then");
-        assert_eq!((bad.status, bad.advice), (Status::Warn, Some("then")));
+        let bad = Finding::new("disk", "x").warn_if(true, "first");
+        assert_eq!((bad.status, bad.advice), (Status::Warn, Some("first")));
+        let mut machine = Machine::this();
+        for (busy, status) in [
+            (None, Status::Ok),
+            (Some(0.0), Status::Ok),
+            (Some(machine.cpus as f64), Status::Warn),
+        ] {
+            machine.load = busy;
+            assert_eq!(load(&machine).status, status);
+        }
+        // More processors than any machine has are held back by nothing.
+        machine.cpus = usize::MAX;
+        assert_eq!(processors(&machine).status, Status::Ok);
     }
 }

@@ -10,10 +10,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Result};
-use candle_wick::{ActivityTrace, BudgetPlan, FfnStats, FlashFolder, SelectorKind, TraceFigures};
-use candle_wick_models::{ForwardTimes, LoadOptions, LoadedModel};
+use candle_wick::{ActivityTrace, BudgetPlan, FlashFolder, SelectorKind, TraceFigures};
+use candle_wick_models::{LoadOptions, LoadedModel};
 
 use crate::bench::load::Draw;
+use crate::pass::{pass, Pass};
 
 /// Weights to go through for each token: what lies in a processor's cache stays small beside that.
 const FRONT_BYTES: u64 = 256 << 20;
@@ -23,6 +24,8 @@ const SEED: u64 = 5;
 /// Slots fill up no longer than this.
 const WARM_UP_TIME: Duration = Duration::from_secs(8);
 const WARM_UP_TOKENS: usize = 2000;
+/// So many tokens in a row that miss nothing say that later ones will not either.
+const QUIET_TOKENS: usize = 8;
 
 /// Which layers to load, and how.
 #[derive(Clone)]
@@ -44,22 +47,6 @@ pub(crate) struct Front {
     slots: usize,
     /// What loading took.
     pub(crate) load: Duration,
-}
-
-/// What one forward pass took.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FrontPass {
-    pub(crate) times: ForwardTimes,
-    /// All loaded layers together.
-    pub(crate) ffn: FfnStats,
-    /// From the device.
-    pub(crate) bytes_read: u64,
-}
-
-impl FrontPass {
-    pub(crate) fn total(&self) -> Duration {
-        self.times.layers + self.times.head
-    }
 }
 
 impl FrontSpec {
@@ -117,6 +104,15 @@ impl FrontSpec {
         spec
     }
 
+    /// Bytes of the matrices that are read from flash for each token: all of them, in whole.
+    pub(crate) fn streamed_bytes(&self, folder: &FlashFolder) -> u64 {
+        let is_streamed = |name: &String| self.plan.streamed.contains(name);
+        let streamed = folder
+            .resident_tensors()
+            .filter(|(name, _)| is_streamed(name));
+        streamed.map(|(_, extent)| extent.len_bytes).sum()
+    }
+
     pub(crate) fn load(&self, folder: &FlashFolder) -> Result<Front> {
         let started = Instant::now();
         let model = LoadedModel::load_front(
@@ -170,7 +166,7 @@ fn streamed_share(folder: &FlashFolder, plan: &BudgetPlan) -> f64 {
 
 impl Front {
     /// Computes `tokens` tokens at once, in a new sequence where the context has no room for them.
-    pub(crate) fn pass(&mut self, tokens: usize) -> Result<FrontPass> {
+    pub(crate) fn pass(&mut self, tokens: usize) -> Result<Pass> {
         if self.model.position() + tokens > self.model.ctx() {
             self.model.reset();
         }
@@ -178,32 +174,47 @@ impl Front {
         let ids: Vec<u32> = (0..tokens)
             .map(|_| self.draw.below(vocab_size) as u32)
             .collect();
-        self.model.reset_stats();
-        let before = self.model.folder().io_counters().bytes;
-        let (logits, times) = self.model.forward_timed(&ids)?;
+        let (pass, logits) = pass(&mut self.model, &ids)?;
         ensure!(!logits.is_empty(), "the head gave no logits");
-        Ok(FrontPass {
-            times,
-            ffn: self.model.stats(),
-            bytes_read: self.model.folder().io_counters().bytes - before,
-        })
+        Ok(pass)
     }
 
-    /// Decodes until every slot was filled once, and misses are those that stay; `filled` slots were before.
+    /// Decodes until misses are those that stay; `filled` slots were before.
     /// Gives the tokens that took, `None` where time or patience ended first.
-    pub(crate) fn warm_up(&mut self, mut filled: u64) -> Result<Option<usize>> {
+    pub(crate) fn warm_up(&mut self, filled: u64) -> Result<Option<usize>> {
         let started = Instant::now();
-        for token in 0..WARM_UP_TOKENS {
-            let pass = self.pass(1)?;
-            filled += pass.ffn.misses;
-            if filled >= self.slots as u64 || pass.ffn.misses == 0 {
-                return Ok(Some(token + 1));
+        let mut warm_up = WarmUp {
+            empty_slots: (self.slots as u64).saturating_sub(filled),
+            quiet_tokens: 0,
+        };
+        for token in 1..=WARM_UP_TOKENS {
+            if warm_up.ends_with(self.pass(1)?.ffn.misses) {
+                return Ok(Some(token - warm_up.quiet_tokens));
             }
             if started.elapsed() > WARM_UP_TIME {
                 break;
             }
         }
         Ok(None)
+    }
+}
+
+/// What tells whether a cache is as it will stay.
+struct WarmUp {
+    empty_slots: u64,
+    /// Tokens in a row that missed nothing.
+    quiet_tokens: usize,
+}
+
+impl WarmUp {
+    /// Books a token; whether every slot was filled once by now, or nothing was missing for a while.
+    fn ends_with(&mut self, misses: u64) -> bool {
+        self.empty_slots = self.empty_slots.saturating_sub(misses);
+        self.quiet_tokens = match misses {
+            0 => self.quiet_tokens + 1,
+            _ => 0,
+        };
+        self.empty_slots == 0 || self.quiet_tokens == QUIET_TOKENS
     }
 }
 
@@ -219,5 +230,23 @@ mod tests {
         assert!(is_of_layer("transformer.h.0.mlp"));
         assert!(!is_of_layer("lm_head.weight"));
         assert!(!is_of_layer("model.norm2.weight"));
+    }
+
+    #[test]
+    fn a_cache_is_warm_when_it_is_full_or_wanted_nothing_for_a_while() {
+        let ends_after = |empty_slots: u64, misses: &[u64]| {
+            let mut warm_up = WarmUp {
+                empty_slots,
+                quiet_tokens: 0,
+            };
+            misses.iter().position(|misses| warm_up.ends_with(*misses))
+        };
+        assert_eq!(ends_after(10, &[4, 0, 5, 1, 1]), Some(3));
+        let mut misses = [0; 2 * QUIET_TOKENS];
+        assert_eq!(ends_after(10, &misses), Some(QUIET_TOKENS - 1));
+        // One token without a miss says little.
+        misses[QUIET_TOKENS - 1] = 1;
+        assert_eq!(ends_after(10, &misses), Some(2 * QUIET_TOKENS - 1));
+        assert_eq!(ends_after(10, &[1, 0, 1, 0]), None);
     }
 }

@@ -15,6 +15,7 @@ mod front;
 mod inspect;
 mod interrupt;
 mod output;
+mod pass;
 mod plan;
 mod predict;
 mod predictor;

@@ -5,7 +5,11 @@
 //! head takes. A prediction is the sum over all layers. What is not known exactly is which neurons will be missing; the
 //! prediction says where its figures are from.
 //!
-//! A token's figures are those that stay: every slot was filled once. The first tokens of a run read more.
+//! Invariants:
+//! - only what misses decide is corrected for how many there will be: reads of records and waiting for them. Streamed matrices are
+//!   read in whole for every token, the head once, those of layers once a layer.
+//! - a token's figures are those that stay: every slot was filled once, or nothing was missing any more. The first tokens of
+//!   a run read more.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -17,7 +21,8 @@ use serde::Serialize;
 use crate::activity::Expected;
 use crate::args::OpenedModel;
 use crate::bench::spread::Spread;
-use crate::front::{Front, FrontPass, FrontSpec};
+use crate::front::{Front, FrontSpec};
+use crate::pass::{ms, Pass};
 
 /// Tokens measured: as many as fit into the time, within bounds.
 const TOKENS_MIN: usize = 8;
@@ -34,7 +39,7 @@ pub(crate) struct Prediction {
     first_token_ms: f64,
     tokens_per_s: f64,
     token_ms: f64,
-    /// Waiting for reads.
+    /// Waiting for reads, of records and of streamed matrices.
     io_ms: f64,
     /// Keeping the cache's books.
     memory_ms: f64,
@@ -42,7 +47,7 @@ pub(crate) struct Prediction {
     compute_ms: f64,
     /// Attention, norms, head.
     other_ms: f64,
-    /// The head's part of that.
+    /// The head's part of that, without waiting for its reads.
     head_ms: f64,
     bytes_read_per_token: f64,
     /// Of the device while reads were in flight; 0 without reads.
@@ -52,7 +57,7 @@ pub(crate) struct Prediction {
     missed: f64,
     /// Where `selected` and `missed` are from.
     activity: String,
-    /// Tokens after the prompt until every slot was filled; `None` where trying that took too long.
+    /// Tokens after the prompt until misses were those that stay; `None` where trying that took too long.
     warm_up_tokens: Option<usize>,
     /// Layers that were tried, and how long that took.
     tried_layers: usize,
@@ -64,10 +69,12 @@ pub(crate) struct Prediction {
 struct Tried {
     load_s: f64,
     first_token_ms: f64,
-    passes: Vec<FrontPass>,
+    passes: Vec<Pass>,
     warm_up_tokens: Option<usize>,
     /// Layers of the model for each of the front.
     times: f64,
+    /// Of the whole model, for each token.
+    streamed_bytes: u64,
 }
 
 pub(crate) fn predict(
@@ -82,7 +89,7 @@ pub(crate) fn predict(
     );
     let started = Instant::now();
     let folder = &model.folder;
-    let expected = Expected::of(folder, plan)?;
+    let expected = Expected::of(folder, plan, model.options.cache_policy)?;
     let spec = FrontSpec::new(folder, plan, &model.options, expected.figures.as_ref());
     let load = |is_streamed: bool| {
         try_out(
@@ -129,10 +136,11 @@ fn try_out(
         passes: measured(&mut front)?,
         warm_up_tokens,
         times,
+        streamed_bytes: spec.streamed_bytes(folder),
     })
 }
 
-fn measured(front: &mut Front) -> Result<Vec<FrontPass>> {
+fn measured(front: &mut Front) -> Result<Vec<Pass>> {
     let started = Instant::now();
     let mut passes = Vec::new();
     while passes.len() < TOKENS_MIN
@@ -143,30 +151,29 @@ fn measured(front: &mut Front) -> Result<Vec<FrontPass>> {
     Ok(passes)
 }
 
-fn ms(time: Duration) -> f64 {
-    1000.0 * time.as_secs_f64()
-}
-
 impl Tried {
-    /// With I/O as tried, or in proportion to a share `missed` that is known better than a trace can tell.
+    /// With reads of records as tried, or in proportion to a share `missed` that is known better than a trace can tell.
     fn prediction(&self, missed: Option<f64>) -> Prediction {
-        let median = |of: &dyn Fn(&FrontPass) -> f64| Spread::of(self.passes.iter().map(of)).median;
-        let mean = |of: &dyn Fn(&FrontPass) -> f64| {
+        let median = |of: &dyn Fn(&Pass) -> f64| Spread::of(self.passes.iter().map(of)).median;
+        let mean = |of: &dyn Fn(&Pass) -> f64| {
             self.passes.iter().map(of).sum::<f64>() / self.passes.len().max(1) as f64
         };
-        let head_ms = median(&|pass| ms(pass.times.head));
-        let neurons = mean(&|pass| pass.ffn.neurons as f64).max(1.0);
-        let tried = mean(&|pass| pass.ffn.misses as f64) / neurons;
+        let tried = mean(&|pass| pass.figures.missed);
         let missed = missed.filter(|_| tried > 0.0).unwrap_or(tried);
         let of_tried = if tried > 0.0 { missed / tried } else { 1.0 };
         let tried_io_ms = self.times * median(&|pass| ms(pass.ffn.io));
-        let io_ms = of_tried * tried_io_ms;
+        let record_io_ms = of_tried * tried_io_ms;
+        let head_io_ms = median(&|pass| ms(pass.times.head_io));
+        let matrix_io_ms = self.times * median(&|pass| ms(pass.layer_matrix_io)) + head_io_ms;
+        let io_ms = record_io_ms + matrix_io_ms;
+        let all_of_head_ms = median(&|pass| ms(pass.times.head));
         let layers_ms = self.times * median(&|pass| ms(pass.times.layers));
-        let token_ms = (layers_ms - tried_io_ms).max(0.0) + io_ms + head_ms;
-        let memory_ms = self.times * median(&|pass| ms(pass.ffn.memory));
-        let compute_ms = self.times * median(&|pass| ms(pass.ffn.select + pass.ffn.compute));
-        let in_flight_s = mean(&|pass| pass.ffn.in_flight.as_secs_f64());
-        let record_bytes = mean(&|pass| pass.ffn.bytes_read as f64);
+        let token_ms = (layers_ms - tried_io_ms).max(0.0) + record_io_ms + all_of_head_ms;
+        let memory_ms = self.times * median(&|pass| pass.figures.memory_ms);
+        let compute_ms = self.times * median(&|pass| pass.figures.select_ms + pass.figures.ffn_ms);
+        let read_bytes = mean(&|pass| pass.figures.bytes_read);
+        let record_bytes = (read_bytes - mean(&|pass| pass.figures.streamed_bytes)).max(0.0);
+        let in_flight_s = mean(&|pass| pass.figures.in_flight_ms) / 1000.0;
         Prediction {
             load_s: self.load_s,
             prompt_tokens: 0,
@@ -177,10 +184,10 @@ impl Tried {
             memory_ms,
             compute_ms,
             other_ms: (token_ms - io_ms - memory_ms - compute_ms).max(0.0),
-            head_ms,
-            bytes_read_per_token: of_tried * self.times * mean(&|pass| pass.bytes_read as f64),
-            read_bytes_per_s: record_bytes / in_flight_s.max(1e-9),
-            selected: mean(&|pass| pass.ffn.selected_fraction()),
+            head_ms: (all_of_head_ms - head_io_ms).max(0.0),
+            bytes_read_per_token: of_tried * self.times * record_bytes + self.streamed_bytes as f64,
+            read_bytes_per_s: read_bytes / in_flight_s.max(1e-9),
+            selected: mean(&|pass| pass.figures.selected),
             missed,
             activity: String::new(),
             warm_up_tokens: self.warm_up_tokens,
@@ -207,6 +214,7 @@ impl Prediction {
             other_ms: mix(|one| one.other_ms),
             head_ms: mix(|one| one.head_ms),
             bytes_read_per_token: mix(|one| one.bytes_read_per_token),
+            read_bytes_per_s: mix(|one| one.read_bytes_per_s),
             ..self
         }
     }
@@ -224,7 +232,9 @@ impl fmt::Display for Prediction {
         );
         line(f, "first token", first)?;
         let warm_up = match self.warm_up_tokens {
-            Some(tokens) => format!("once the slots are full, {tokens} tokens after the prompt"),
+            Some(tokens) => {
+                format!("from {tokens} tokens after the prompt on, when misses are those that stay")
+            }
             None => "before the slots were full: later tokens read less".to_owned(),
         };
         line(
@@ -251,5 +261,56 @@ impl fmt::Display for Prediction {
             "{:<20}the first {} of {} layers, for {:.1} s",
             "tried on", self.tried_layers, self.layers, self.tried_s
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_wick::FfnStats;
+    use candle_wick_models::ForwardTimes;
+
+    use super::*;
+    use crate::pass::TokenFigures;
+
+    #[test]
+    fn misses_scale_records_alone_and_the_head_counts_once() {
+        let millis = Duration::from_millis;
+        let pass = Pass {
+            figures: TokenFigures {
+                bytes_read: 1100.0,
+                streamed_bytes: 1000.0,
+                in_flight_ms: 11.0,
+                missed: 0.02,
+                ..TokenFigures::default()
+            },
+            times: ForwardTimes {
+                layers: millis(10),
+                head: millis(30),
+                head_io: millis(20),
+            },
+            ffn: FfnStats {
+                io: millis(4),
+                ..FfnStats::default()
+            },
+            layer_matrix_io: millis(3),
+        };
+        let tried = Tried {
+            load_s: 1.0,
+            first_token_ms: 1.0,
+            passes: vec![pass; 3],
+            warm_up_tokens: None,
+            times: 8.0,
+            streamed_bytes: 5000,
+        };
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-6;
+        let (all, half) = (tried.prediction(None), tried.prediction(Some(0.01)));
+        assert!(near(all.bytes_read_per_token, 8.0 * 100.0 + 5000.0));
+        assert!(near(half.bytes_read_per_token, 4.0 * 100.0 + 5000.0));
+        assert!(near(all.io_ms, 8.0 * (4.0 + 3.0) + 20.0));
+        assert!(near(half.io_ms, 8.0 * (2.0 + 3.0) + 20.0));
+        assert!(near(all.token_ms, 8.0 * 10.0 + 30.0));
+        assert!(near(half.token_ms, 8.0 * 8.0 + 30.0));
+        assert!(near(half.head_ms, 10.0) && near(half.other_ms, 8.0 * 3.0 + 10.0));
+        assert!(near(all.read_bytes_per_s, 1e5) && near(half.missed, 0.01));
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! One kind of setting after the other, each candidate in a duel with the best so far: both decode by turns, so that a
 //! machine that others use too disturbs both alike. A candidate wins when it is clearly faster in the median and in
-//! nearly every round. What is left at the end has to win against the defaults once more.
+//! nearly every round. What is left at the end has to win against the defaults once more. What a flag says is not tried:
+//! flags go before settings, here as in every command.
 //!
 //! Not here: the file that keeps the settings (`tuned`).
 
@@ -35,6 +36,11 @@ const ROUND_TOKENS: (u32, u32) = (2, 64);
 const READS_TOKENS: usize = 8;
 
 #[derive(Args, Debug)]
+#[command(
+    after_help = "Settings are tried on two copies of the model's first layers side by side, each with slots as --memory leads to: \
+                  together they may take more than --memory says. What a flag sets is not tried. Settings of an earlier \
+                  run are removed where none is found to be better than the defaults."
+)]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -64,12 +70,16 @@ struct Outcome {
     /// Settings tried.
     duels: usize,
     is_stored: bool,
+    /// Whether settings of an earlier run were, and are gone.
+    is_removed: bool,
 }
 
 /// A model that settings are tried on.
 struct Bench<'a> {
     model: &'a OpenedModel,
     spec: FrontSpec,
+    /// What flags say, which is not tried.
+    given: Settings,
     deadline: Instant,
     duels: usize,
 }
@@ -92,11 +102,12 @@ pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
         .model
         .open_with(Interrupt::new(), &Settings::default())?;
     let plan = candle_wick_models::plan(&model.folder, &model.options)?;
-    let expected = Expected::of(&model.folder, &plan)?;
+    let expected = Expected::of(&model.folder, &plan, model.options.cache_policy)?;
     let figures = expected.figures.as_ref();
     let mut bench = Bench {
         spec: FrontSpec::new(&model.folder, &plan, &model.options, figures),
         model: &model,
+        given: args.model.given(),
         deadline: Instant::now() + Duration::from_secs_f64(args.seconds),
         duels: 0,
     };
@@ -112,17 +123,19 @@ pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
         tuned_ms: duel.challenger_ms,
     };
     let folder = model.folder.path();
-    let is_stored = !settings.is_default();
-    match is_stored {
-        true => settings.write(folder, &gain)?,
-        false => Settings::remove(folder)?,
-    }
     let duels = bench.duels;
+    let is_stored = !settings.is_default();
+    // Where nothing was tried, nothing is known to be better than what was found before.
+    let is_removed = !is_stored && duels > 0 && Settings::remove(folder)?;
+    if is_stored {
+        settings.write(folder, &gain)?;
+    }
     let outcome = Outcome {
         settings,
         gain,
         duels,
         is_stored,
+        is_removed,
     };
     match args.json {
         true => output::print_json(&outcome)?,
@@ -138,16 +151,23 @@ impl Outcome {
             tuned_ms,
             ..
         } = &self.gain;
-        match self.is_stored {
-            true => format!(
+        if self.is_stored {
+            return format!(
                 "tuned: {}\n{tuned_ms:.3} ms a token in these layers, {default_ms:.3} with the defaults; in {file}\n",
                 self.settings
-            ),
-            false => format!(
-                "none of {} settings is faster than the defaults beyond noise: they stay, and {file} is not written\n",
-                self.duels
-            ),
+            );
         }
+        if self.duels == 0 {
+            return format!("no settings were tried; {file} is left as it was\n");
+        }
+        let gone = match self.is_removed {
+            true => "was removed",
+            false => "is not written",
+        };
+        format!(
+            "none of {} settings is faster than the defaults beyond noise: they stay, and {file} {gone}\n",
+            self.duels
+        )
     }
 }
 
@@ -155,11 +175,12 @@ impl Bench<'_> {
     /// The best settings, and the last duel of the defaults with them.
     fn search(&mut self, plan: &BudgetPlan) -> Result<(Settings, Duel)> {
         let mut champion = self.contestant(Settings::default())?;
-        let reads = !plan.streamed.is_empty() || champion.front.pass(READS_TOKENS)?.ffn.misses > 0;
+        let reads = !plan.streamed.is_empty() || champion.misses_some()?;
         if !reads {
             output::note("nothing is read at this budget: only compute threads can matter");
         }
-        let kinds = kinds(plan, reads);
+        let is_sparse = plan.selector != SelectorKind::Dense;
+        let kinds = kinds(reads, is_sparse, &self.given);
         'kinds: for kind in kinds {
             let base = champion.settings.clone();
             for change in kind {
@@ -231,8 +252,8 @@ impl Bench<'_> {
 
 type Change = Box<dyn Fn(Settings) -> Settings>;
 
-/// What may be changed, kind by kind.
-fn kinds(plan: &BudgetPlan, reads: bool) -> Vec<Vec<Change>> {
+/// What may be changed, kind by kind: where something is read, where neurons are chosen, and what no flag gives.
+fn kinds(reads: bool, is_sparse: bool, given: &Settings) -> Vec<Vec<Change>> {
     let depth = |count: usize| -> Change {
         Box::new(move |base| Settings {
             io_threads: Some(count),
@@ -263,32 +284,52 @@ fn kinds(plan: &BudgetPlan, reads: bool) -> Vec<Vec<Change>> {
             ..base
         })
     };
-    let mut kinds: Vec<Vec<Change>> = Vec::new();
-    if reads {
-        kinds.push([Engine::Uring, Engine::Pool].map(engine).into());
-        kinds.push([64, 16, 8].map(depth).into());
-    }
-    if reads && plan.selector != SelectorKind::Dense {
-        kinds.push([32 << 10, 0].map(gap).into());
-        kinds.push([16, 4].map(window).into());
-    }
-    let most = rayon::current_num_threads();
-    let fewer = std::iter::successors(Some(1), |count| Some(2 * count));
-    kinds.push(
-        fewer
-            .take_while(|&count| count < most)
-            .map(threads)
-            .collect(),
-    );
+    let fewer: Vec<usize> = std::iter::successors(Some(1), |count| Some(2 * count))
+        .take_while(|&count| count < rayon::current_num_threads())
+        .collect();
+    let chooses = reads && is_sparse;
+    let kinds: [(bool, Vec<Change>); 5] = [
+        (
+            reads && given.io_engine.is_none(),
+            [Engine::Uring, Engine::Pool].map(engine).into(),
+        ),
+        (
+            reads && given.io_threads.is_none(),
+            [64, 16, 8].map(depth).into(),
+        ),
+        (chooses, [32 << 10, 0].map(gap).into()),
+        (
+            chooses && given.window_tokens.is_none(),
+            [16, 4].map(window).into(),
+        ),
+        (
+            given.threads.is_none(),
+            fewer.into_iter().map(threads).collect(),
+        ),
+    ];
     kinds
+        .into_iter()
+        .filter_map(|(matters, kind)| matters.then_some(kind))
+        .collect()
 }
 
 impl Contestant {
+    /// Whether some of the next tokens read records.
+    fn misses_some(&mut self) -> Result<bool> {
+        for _ in 0..READS_TOKENS {
+            if self.front.pass(1)?.ffn.misses > 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Milliseconds of a token, over `tokens` tokens.
     fn round_ms(&mut self, tokens: u32) -> Result<f64> {
         let mut total = Duration::ZERO;
         for _ in 0..tokens {
-            total += self.front.pass(1)?.total();
+            let times = self.front.pass(1)?.times;
+            total += times.layers + times.head;
         }
         Ok(1000.0 * total.as_secs_f64() / f64::from(tokens.max(1)))
     }
@@ -334,5 +375,43 @@ mod tests {
         assert!(won(&mixed));
         mixed[1].1 = 12.0;
         assert!(!won(&mixed));
+    }
+
+    #[test]
+    fn what_a_flag_says_is_not_tried() {
+        let tried = |reads, is_sparse, given: &Settings| -> Vec<Settings> {
+            let kinds = kinds(reads, is_sparse, given);
+            let changes = kinds.iter().flatten();
+            changes.map(|change| change(Settings::default())).collect()
+        };
+        let nothing = Settings::default();
+        let all = tried(true, true, &nothing);
+        for is_set in [
+            |one: &Settings| one.io_engine.is_some(),
+            |one: &Settings| one.io_threads.is_some(),
+            |one: &Settings| one.gap_bytes.is_some(),
+            |one: &Settings| one.window_tokens.is_some(),
+        ] {
+            assert!(all.iter().any(is_set));
+        }
+        let given = Settings {
+            io_engine: Some("pool".to_owned()),
+            io_threads: Some(8),
+            threads: Some(1),
+            window_tokens: Some(4),
+            ..nothing.clone()
+        };
+        let rest = tried(true, true, &given);
+        let is_gap = |one: &Settings| {
+            *one == Settings {
+                gap_bytes: one.gap_bytes,
+                ..Settings::default()
+            }
+        };
+        assert!(!rest.is_empty() && rest.iter().all(is_gap), "{rest:?}");
+        let dense = tried(true, false, &nothing);
+        assert!(dense.iter().all(|one| one.window_tokens.is_none()));
+        let no_reads = tried(false, true, &nothing);
+        assert!(no_reads.iter().all(|one| one.threads.is_some()));
     }
 }

@@ -165,14 +165,13 @@ impl Settings {
         written.with_context(|| format!("writing {}", path.display()))
     }
 
-    /// Takes settings of an earlier run away.
-    pub(crate) fn remove(folder: &Path) -> Result<()> {
+    /// Takes settings of an earlier run away, and says whether there were some.
+    pub(crate) fn remove(folder: &Path) -> Result<bool> {
         let path = folder.join(TUNE_FILE);
         match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("removing {}", path.display()))
-            }
-            _ => Ok(()),
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error).with_context(|| format!("removing {}", path.display())),
         }
     }
 }
@@ -224,8 +223,8 @@ mod tests {
         assert_eq!(Settings::beside(folder.path()), Ok(some()));
         assert_eq!(some().to_string(), "64 in flight, io_uring");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
-        Settings::remove(folder.path()).unwrap();
-        Settings::remove(folder.path()).unwrap();
+        assert!(Settings::remove(folder.path()).unwrap());
+        assert!(!Settings::remove(folder.path()).unwrap());
         assert!(some().write(&folder.path().join("none"), &gain()).is_err());
     }
 

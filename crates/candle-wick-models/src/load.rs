@@ -86,8 +86,10 @@ pub struct LoadedModel {
 pub struct ForwardTimes {
     /// The layers, with looking up embeddings and the last norm.
     pub layers: Duration,
-    /// The head.
+    /// The head, with reading it where it is streamed.
     pub head: Duration,
+    /// Waiting for a streamed head's reads.
+    pub head_io: Duration,
 }
 
 /// Refuses the text of a `config.json`, at `path`, that no model here can be made from.
@@ -230,9 +232,15 @@ impl LoadedModel {
         }
         let last = last.ok_or(Error::EmptyPrompt)?;
         let layers = started.elapsed();
+        let io_before = self.folder().matrix_stats().io;
         let logits = self.logits(&last)?.flatten_all()?.to_vec1()?;
         let head = started.elapsed() - layers;
-        Ok((logits, ForwardTimes { layers, head }))
+        let times = ForwardTimes {
+            layers,
+            head,
+            head_io: self.folder().matrix_stats().io - io_before,
+        };
+        Ok((logits, times))
     }
 
     /// Appends `ids` and calls `each(index, logits)` with the logits after each of them.

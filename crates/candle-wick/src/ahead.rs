@@ -45,9 +45,10 @@ pub(crate) struct Settled {
 
 impl Ahead {
     /// Guesses from `x`, one token's input of the layer before, and starts to read; leaves it be where the layer is
-    /// busy, has everything, or cannot hold what was guessed.
+    /// busy, has everything, keeps nothing from one step to the next, or cannot hold what was guessed.
     pub(crate) fn begin(shared: &Arc<Shared>, x: Rows<'_>, work: &mut Workspace) {
-        if shared.slot_count == shared.neurons.layer.intermediate_size {
+        let has_all = shared.slot_count == shared.neurons.layer.intermediate_size;
+        if has_all || !shared.state().cache.keeps_neurons() {
             return;
         }
         let mut selection = work.selections.pop().unwrap_or_default();

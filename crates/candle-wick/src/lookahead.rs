@@ -71,8 +71,10 @@ pub(crate) struct Trials {
     is_trial: bool,
     /// Tokens before the next decision.
     left: usize,
-    /// When the token on its way began.
+    /// When the token on its way began, if it is timed.
     began: Option<Instant>,
+    /// Whether the next token may be the rest of a prompt.
+    is_after_pause: bool,
     /// The last tokens' times, in a ring.
     times: [Duration; TRIAL_TOKENS],
     /// Median without guesses, and with.
@@ -87,6 +89,7 @@ impl Default for Trials {
             is_trial: false,
             left: TRIAL_TOKENS,
             began: None,
+            is_after_pause: false,
             times: [Duration::ZERO; TRIAL_TOKENS],
             medians: [Duration::ZERO; 2],
         }
@@ -99,8 +102,12 @@ impl Trials {
         self.is_on
     }
 
-    /// A token begins at `now`, right behind the one before, or behind a prompt.
+    /// A token begins at `now`, right behind the one before, or behind a prompt. The first behind a prompt is not timed: the
+    /// last of 129 tokens comes alone, and looks like one that is decoded.
     pub(crate) fn begin_token(&mut self, now: Instant) {
+        if std::mem::take(&mut self.is_after_pause) {
+            return;
+        }
         let Some(began) = self.began.replace(now) else {
             return;
         };
@@ -114,6 +121,7 @@ impl Trials {
     /// What comes next is no token of the row: the time until then says nothing.
     pub(crate) fn pause(&mut self) {
         self.began = None;
+        self.is_after_pause = true;
     }
 
     fn decide(&mut self) {
@@ -204,5 +212,17 @@ mod tests {
         );
         let off = run(&mut trials, &mut now, 100, [10, 12]);
         assert!(off.iter().filter(|is_on| !**is_on).count() >= 84);
+    }
+
+    #[test]
+    fn the_rest_of_a_prompt_is_not_timed() {
+        let (mut trials, mut now) = (Trials::default(), Instant::now());
+        run(&mut trials, &mut now, 4, [10, 8]);
+        let left = trials.left;
+        trials.pause();
+        run(&mut trials, &mut now, 2, [10, 8]);
+        assert_eq!(trials.left, left);
+        run(&mut trials, &mut now, 1, [10, 8]);
+        assert_eq!(trials.left, left - 1);
     }
 }

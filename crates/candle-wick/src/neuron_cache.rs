@@ -127,6 +127,11 @@ impl NeuronCache {
         }
     }
 
+    /// Whether a neuron can still be resident when the next step comes.
+    pub(crate) fn keeps_neurons(&self) -> bool {
+        self.window_tokens != Some(0)
+    }
+
     /// Bytes that the books of one layer take, under any policy.
     pub fn bookkeeping_bytes(neuron_count: usize, slot_count: usize) -> u64 {
         // slot_of, selected_in, plan slots, is_miss; neuron_of, used_at.

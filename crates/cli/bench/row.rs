@@ -2,17 +2,16 @@
 //! its peak is its own and a cgroup can bound it. What to measure goes to its stdin, for a long prompt has more ids than
 //! an argument may have bytes; the figures come from its stdout.
 //!
-//! Times of a token: I/O is waiting for reads, memory is keeping the cache's books, compute is everything else.
+//! Not here: what is measured of a token (`pass`).
 
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 use candle_wick::{
-    peak_rss_bytes, CachePolicy, DirectIo, Engine, FfnStats, FlashFolder, IoOptions, Lookahead,
-    MatrixStats, Memory, SelectorKind, Switches, TraceFigures,
+    peak_rss_bytes, CachePolicy, DirectIo, Engine, FlashFolder, IoOptions, Lookahead, Memory,
+    SelectorKind, Switches, TraceFigures,
 };
 use candle_wick_models::{LoadOptions, LoadedModel, Sampler, Sampling};
 use serde::{Deserialize, Serialize};
@@ -20,6 +19,8 @@ use serde::{Deserialize, Serialize};
 use super::cgroup::MemoryCgroup;
 use super::figures::made_up;
 use crate::output;
+use crate::pass::pass;
+pub(crate) use crate::pass::TokenFigures;
 
 /// Seed of the tokens.
 const SEED: u64 = 5;
@@ -74,44 +75,6 @@ pub(crate) struct RowFigures {
     /// What the text's prompt took, all of it.
     pub(crate) prompt: Option<TokenFigures>,
     pub(crate) tokens: Vec<TokenFigures>,
-}
-
-/// What one token took, or a prompt.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct TokenFigures {
-    pub(crate) total_ms: f64,
-    /// Waiting for reads.
-    pub(crate) io_ms: f64,
-    /// From handing reads out until they were waited for.
-    pub(crate) in_flight_ms: f64,
-    pub(crate) memory_ms: f64,
-    /// Choosing neurons: part of compute.
-    pub(crate) select_ms: f64,
-    /// Products of the FFNs: part of compute.
-    pub(crate) ffn_ms: f64,
-    /// From the device, with what was read beyond what was needed.
-    pub(crate) bytes_read: f64,
-    /// Matrices that are not resident.
-    pub(crate) streamed_bytes: f64,
-    /// Records that were missing.
-    pub(crate) record_bytes: f64,
-    /// Weights, keys and values that products went through.
-    pub(crate) touched_bytes: f64,
-    /// Share of the FFN's neurons selected, by a token.
-    pub(crate) selected: f64,
-    /// Neurons that any token of a step selected, as a share of the FFN's; of several steps added up.
-    pub(crate) needed: f64,
-    /// Neurons read ahead, and those of them that were then selected.
-    pub(crate) ahead_read: f64,
-    pub(crate) ahead_used: f64,
-    /// Share of the FFN's neurons that had to be read.
-    pub(crate) missed: f64,
-}
-
-impl TokenFigures {
-    pub(crate) fn compute_ms(&self) -> f64 {
-        self.total_ms - self.io_ms - self.memory_ms
-    }
 }
 
 impl RowFigures {
@@ -203,9 +166,9 @@ impl RowSpec {
         let (mut ids, mut prompt, mut logits) =
             (Ids::made_up(model.vocab_size()), None, Vec::new());
         if let Some(text) = &self.text {
-            let figures;
-            (figures, logits) = pass(&mut model, &text.prompt)?;
-            (ids, prompt) = (Ids::written(text.top_p), Some(figures));
+            let read;
+            (read, logits) = pass(&mut model, &text.prompt)?;
+            (ids, prompt) = (Ids::written(text.top_p), Some(read.figures));
         }
         let mut tokens = Vec::with_capacity(self.tokens);
         for index in 0..self.warmup_tokens + self.tokens {
@@ -213,10 +176,10 @@ impl RowSpec {
             if model.position() == model.ctx() {
                 model.reset();
             }
-            let figures;
-            (figures, logits) = pass(&mut model, &[id])?;
+            let token;
+            (token, logits) = pass(&mut model, &[id])?;
             if index >= self.warmup_tokens {
-                tokens.push(figures);
+                tokens.push(token.figures);
             }
         }
         let (plan, folder) = (model.plan(), model.folder());
@@ -243,65 +206,6 @@ fn ask(mut command: Command, input: &[u8]) -> std::io::Result<Output> {
         let _ended = stdin.write_all(input);
     }
     child.wait_with_output()
-}
-
-/// Decodes a token, or reads a prompt: what it took, and the logits after it.
-fn pass(model: &mut LoadedModel, ids: &[u32]) -> Result<(TokenFigures, Vec<f32>)> {
-    model.reset_stats();
-    let counters = model.folder().io_counters();
-    let before = model.folder().matrix_stats();
-    let started = Instant::now();
-    let logits = model.forward(ids)?;
-    let total = started.elapsed();
-    let folder = model.folder();
-    let bytes_read = folder.io_counters().bytes - counters.bytes;
-    let (ffn, matrices) = (model.stats(), folder.matrix_stats());
-    let streamed = |of: fn(&MatrixStats) -> Duration| of(&matrices) - of(&before);
-    // Read at the right moment or ahead of it: both had to be.
-    let missed = ffn.misses + ffn.ahead_used;
-    let matrix_bytes = matrices.bytes_multiplied - before.bytes_multiplied;
-    let figures = TokenFigures {
-        total_ms: ms(total),
-        io_ms: ms(ffn.io + streamed(|stats| stats.io)),
-        in_flight_ms: ms(ffn.in_flight + streamed(|stats| stats.in_flight)),
-        memory_ms: ms(ffn.memory),
-        select_ms: ms(ffn.select),
-        ffn_ms: ms(ffn.compute),
-        bytes_read: bytes_read as f64,
-        streamed_bytes: (matrices.bytes_streamed - before.bytes_streamed) as f64,
-        record_bytes: (missed * stride_bytes(folder)) as f64,
-        touched_bytes: matrix_bytes as f64 + ffn_bytes(folder, &ffn) + kv_bytes(model),
-        ahead_read: ffn.ahead_read as f64,
-        ahead_used: ffn.ahead_used as f64,
-        selected: ffn.selected_fraction(),
-        needed: (ffn.hits + ffn.misses) as f64 * ids.len() as f64 / ffn.neurons.max(1) as f64,
-        missed: missed as f64 / ffn.neurons.max(1) as f64,
-    };
-    Ok((figures, logits))
-}
-
-fn stride_bytes(folder: &FlashFolder) -> u64 {
-    let layer = folder.manifest().layers.first();
-    layer.map_or(0, |layer| layer.stride_bytes as u64)
-}
-
-/// Rows of the selected neurons, and down columns of the active ones.
-fn ffn_bytes(folder: &FlashFolder, ffn: &FfnStats) -> f64 {
-    let Some(layer) = folder.manifest().layers.first() else {
-        return 0.0;
-    };
-    let layout = layer.record_layout();
-    let rows = layout.down_range().start as f64;
-    (ffn.hits + ffn.misses) as f64 * rows + ffn.active as f64 * layout.row_bytes() as f64
-}
-
-/// Keys and values of all positions so far.
-fn kv_bytes(model: &LoadedModel) -> f64 {
-    model.position() as f64 * model.kv_position_bytes() as f64
-}
-
-fn ms(time: Duration) -> f64 {
-    1000.0 * time.as_secs_f64()
 }
 
 /// The ids to decode, one by one.

@@ -37,6 +37,7 @@
 
 mod batch;
 mod buffer;
+mod cgroup;
 mod device;
 mod error;
 mod file;
@@ -60,6 +61,7 @@ mod ticket;
 mod transfer;
 
 pub use buffer::SlotBuffer;
+pub use cgroup::cpu_quota;
 pub use device::IoCounters;
 pub use error::IoError;
 pub use file::{DirectIo, FlashFile, IoMode};

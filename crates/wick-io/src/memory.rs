@@ -6,7 +6,9 @@
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 use crate::huge::ADVISED_BYTES_MIN;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use crate::cgroup::{groups, read};
 
 /// The most memory this process has had resident at once.
 pub fn peak_rss_bytes() -> Option<u64> {
@@ -25,10 +27,8 @@ pub fn current_rss_bytes() -> Option<u64> {
 /// has free or reclaimable and what each memory cgroup around the process leaves.
 pub fn available_memory_bytes() -> Option<u64> {
     let machine = read("/proc/meminfo").and_then(|table| table_bytes(&table, "MemAvailable:"));
-    let groups = read("/proc/self/cgroup").unwrap_or_default();
-    let groups = memory_groups(&groups)
-        .into_iter()
-        .filter_map(|group| group.available_bytes());
+    let groups = memory_groups();
+    let groups = groups.iter().filter_map(|group| group.available_bytes());
     machine.into_iter().chain(groups).min()
 }
 
@@ -50,13 +50,8 @@ pub struct MemoryLimit {
 
 /// The memory cgroups (version 1 and 2) that bound this process, innermost first.
 pub fn memory_limits() -> Vec<MemoryLimit> {
-    let groups = read("/proc/self/cgroup").unwrap_or_default();
-    let groups = memory_groups(&groups).into_iter();
+    let groups = memory_groups().into_iter();
     groups.filter_map(|group| group.limit()).collect()
-}
-
-fn read(path: impl AsRef<Path>) -> Option<String> {
-    std::fs::read_to_string(path).ok()
 }
 
 /// The value of a line `name   123 kB`.
@@ -128,33 +123,19 @@ impl MemoryGroup {
     }
 }
 
-/// The groups named by `/proc/self/cgroup` (lines `id:controllers:path`) and all their parents: each has a say.
-fn memory_groups(table: &str) -> Vec<MemoryGroup> {
-    let mut groups = Vec::new();
-    for line in table.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
-            continue;
-        };
-        let (mount, files) = match controllers {
-            "" => ("/sys/fs/cgroup", VERSION_2),
-            list if list.split(',').any(|name| name == "memory") => {
-                ("/sys/fs/cgroup/memory", VERSION_1)
-            }
-            _ => continue,
-        };
-        // A path with `..` lies outside of what this process can see.
-        let path = Path::new(path.trim_start_matches('/'));
-        let is_visible = path
-            .components()
-            .all(|part| matches!(part, std::path::Component::Normal(_)));
-        let path = if is_visible { path } else { Path::new("") };
-        groups.extend(path.ancestors().map(|part| MemoryGroup {
-            folder: Path::new(mount).join(part),
-            files,
-        }));
-    }
+/// The memory groups of this process and all their parents: each has a say.
+fn memory_groups() -> Vec<MemoryGroup> {
+    let table = read("/proc/self/cgroup").unwrap_or_default();
+    let groups = groups(&table, "memory").into_iter();
     groups
+        .map(|group| MemoryGroup {
+            folder: group.folder,
+            files: match group.is_version_2 {
+                true => VERSION_2,
+                false => VERSION_1,
+            },
+        })
+        .collect()
 }
 
 /// Gives free pages of the heap back to the system where the allocator keeps them (glibc), so that the resident
@@ -206,27 +187,6 @@ mod tests {
         assert_eq!(table_bytes(table, "VmRSS:"), Some(1024));
         assert_eq!(table_bytes(table, "VmSwap:"), None);
         assert_eq!(table_bytes(table, "Odd:"), None);
-    }
-
-    #[test]
-    fn groups_are_found_with_their_parents() {
-        let folders = |table| -> Vec<String> {
-            memory_groups(table)
-                .iter()
-                .map(|group| group.folder.display().to_string())
-                .collect()
-        };
-        assert_eq!(folders("0::/\n"), ["/sys/fs/cgroup/"]);
-        assert_eq!(
-            folders("0::/a/b\n"),
-            ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup/"]
-        );
-        assert_eq!(
-            folders("4:cpu,memory:/x\n3:cpu:/y\n"),
-            ["/sys/fs/cgroup/memory/x", "/sys/fs/cgroup/memory/"]
-        );
-        assert_eq!(folders("0::/../../other\n"), ["/sys/fs/cgroup/"]);
-        assert!(folders("nonsense\n").is_empty());
     }
 
     #[test]

@@ -52,7 +52,6 @@ struct Sizes {
 struct Ranks {
     usual: usize,
     /// Where more is needed.
-    /// Where more is needed.
     raised: usize,
     /// The layers with the rank `raised`.
     raised_layers: Range<usize>,
