@@ -13,10 +13,10 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::args::{positive, ModelArgs, OpenedModel, TokenIds};
-use crate::bench::figures::{activity, made_up, synthetic_name};
 use crate::interrupt::CtrlC;
 use crate::output;
 use crate::prompt::{read_file, Prompt};
+use crate::synthetic::{activity, made_up, synthetic_name};
 
 #[derive(Args, Debug)]
 pub(crate) struct TraceArgs {

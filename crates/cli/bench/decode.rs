@@ -21,7 +21,7 @@
 //! everything in rows without a selector, at the rate in order), and the bytes that products go through at the rate of
 //! memory.
 //!
-//! Models with random weights replay a made-up trace, see [`figures`](super::figures); the output says so.
+//! Models with random weights replay a made-up trace, see [`synthetic`](crate::synthetic); the output says so.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -33,13 +33,13 @@ use clap::Args;
 
 use super::cgroup::MemoryCgroup;
 use super::dense::{dense_bytes, DenseModel};
-use super::machine::Machine;
-use super::probe::Rates;
 use super::row::{RowFigures, RowSpec};
 use super::subject::{Subject, SubjectArgs};
 use super::table::{DecodeBench, Measured, Row};
 use crate::args::{positive, share};
+use crate::machine::Machine;
 use crate::output;
+use crate::probe::Rates;
 
 /// Neurons that stream through each layer of the naive row: two passes' worth.
 const NAIVE_SLOTS: usize = 512;

@@ -19,12 +19,13 @@ use serde::Serialize;
 use wick_io::{DirectIo, Engine, FlashFile, IoError, Reader};
 
 use super::access::Access;
-use super::load::{reader, Draw, Load, Sample, IN_FLIGHT_MAX};
-use super::machine::Machine;
 use super::plot::{Axis, Figure, Line, Mark, Panel, Scale};
-use super::spread::{Spread, ROUNDS};
 use crate::args::{number, positive};
+use crate::draw::Draw;
+use crate::machine::Machine;
 use crate::output;
+use crate::read_load::{reader, Load, Sample, IN_FLIGHT_MAX};
+use crate::spread::{Spread, ROUNDS};
 
 /// Below this, few places are left to draw, and a device's own memory may hold them all.
 const FILE_BYTES_MIN: u64 = 64 << 20;

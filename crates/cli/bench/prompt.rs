@@ -19,15 +19,15 @@ use serde::Serialize;
 
 use super::cgroup::MemoryCgroup;
 use super::decode::describe;
-use super::machine::Machine;
-use super::probe::Rates;
 use super::row::{RowFigures, RowSpec, TextSpec, TokenFigures};
-use super::spread::Spread;
 use super::subject::{Subject, SubjectArgs};
 use crate::args::positive;
 use crate::interrupt::{CtrlC, INTERRUPTED_STATUS};
+use crate::machine::Machine;
 use crate::output;
+use crate::probe::Rates;
 use crate::prompt::read_file;
+use crate::spread::Spread;
 
 /// Tokens decoded behind each prompt.
 const DECODED: usize = 8;

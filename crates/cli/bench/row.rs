@@ -17,10 +17,10 @@ use candle_wick_models::{LoadOptions, LoadedModel, Sampler, Sampling};
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::MemoryCgroup;
-use super::figures::made_up;
 use crate::output;
 use crate::pass::pass;
 pub(crate) use crate::pass::TokenFigures;
+use crate::synthetic::made_up;
 
 /// Seed of the tokens.
 const SEED: u64 = 5;

@@ -5,10 +5,10 @@ use candle_wick::{BudgetPlan, CachePolicy, FlashFolder, IoOptions, Memory, Selec
 use candle_wick_models::LoadOptions;
 use clap::Args;
 
-use super::figures::{activity, synthetic_name, Activity};
-use super::probe::{Rates, Records};
 use super::row::RowSpec;
 use crate::args::FolderArgs;
+use crate::probe::{Rates, Records};
+use crate::synthetic::{activity, synthetic_name, Activity};
 
 /// What is measured, and how all its rows read and keep it: as flags and defaults say, whatever `wick tune` found.
 #[derive(Args, Debug)]

@@ -26,14 +26,14 @@ use serde::Serialize;
 
 use super::cgroup::MemoryCgroup;
 use super::decode::{describe, CTX_DEFAULT, PROCESS_SLACK_BYTES};
-use super::machine::Machine;
-use super::probe::Rates;
 use super::row::{RowFigures, RowSpec, TextSpec};
-use super::spread::Spread;
 use super::subject::{Subject, SubjectArgs};
 use super::sweep_table::{Measurement, Sweep};
 use crate::args::{count, positive};
 use crate::interrupt::{CtrlC, INTERRUPTED_STATUS};
+use crate::machine::Machine;
+use crate::probe::Rates;
+use crate::spread::Spread;
 use crate::{demo, output};
 
 const WINDOWS: [Option<usize>; 8] = [

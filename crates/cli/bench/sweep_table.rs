@@ -12,12 +12,12 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::machine::Machine;
-use super::probe::Rates;
 use super::row::RowFigures;
-use super::spread::Spread;
 use super::sweep::{Axis, TOP_P};
 use super::table::{Measured, Row};
+use crate::machine::Machine;
+use crate::probe::Rates;
+use crate::spread::Spread;
 
 /// By how much a larger budget may be slower than a smaller one, and the end of a text than its start.
 const SLOWER_MAX: f64 = 1.15;

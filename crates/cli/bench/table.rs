@@ -4,10 +4,10 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::machine::Machine;
-use super::probe::Rates;
 use super::row::{RowFigures, TokenFigures};
-use super::spread::Spread;
+use crate::machine::Machine;
+use crate::probe::Rates;
+use crate::spread::Spread;
 
 /// A whole run.
 #[derive(Serialize)]

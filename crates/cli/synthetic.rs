@@ -1,4 +1,7 @@
-//! How active the neurons of real models are: what is replayed where weights are random.
+//! Folders with random weights: whose shapes they have, and the history that they replay, made up from how active the
+//! neurons of real models are.
+//!
+//! Not here: the history itself (`candle_wick::ActivityTrace`), what is expected of a real model (`activity`).
 
 use anyhow::{Context, Result};
 use candle_wick::{ActivityTrace, FlashFolder, TraceFigures};
