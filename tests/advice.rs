@@ -96,7 +96,7 @@ const PLAIN: [&str; 8] = [
     "0",
 ];
 
-/// The settings as a file that counts on this machine.
+/// Puts `settings` beside the model as if they had been found on this machine and disk, which `doctor` names.
 fn put_settings(folder: &Path, settings: &str) {
     let machine = json("doctor", folder, &["--no-probe"]);
     let disk = machine["findings"][0]["found"].as_str().unwrap();
@@ -147,6 +147,23 @@ fn tuned_settings_are_used_named_and_change_no_text() {
     let flagged = json("run", folder.path(), &[&PLAIN[..], &flags].concat());
     assert_eq!(flagged["tuned"], "gap limit 0 B");
     assert_eq!(before["ids"], flagged["ids"]);
+}
+
+/// A measurement is there to be repeated, also where nobody tuned.
+#[test]
+fn benches_take_no_notice_of_tuned_settings() {
+    let folder = demo();
+    put_settings(folder.path(), r#"{"io_engine":"io_uring","io_threads":3}"#);
+    let flags = [
+        "bench", "decode", "--rows", "all", "--tokens", "1", "--json",
+    ];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wick"));
+    let output = command.args(flags).arg(folder.path()).output().unwrap();
+    let text = said(&output);
+    assert!(output.status.success() && !text.contains("tuned"), "{text}");
+    let bench: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let reads = bench["rows"][0]["reads"].as_str().unwrap();
+    assert!(reads.ends_with(", pool"), "{reads}");
 }
 
 #[test]

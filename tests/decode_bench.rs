@@ -107,8 +107,10 @@ fn each_row_reads_and_keeps_what_its_name_says() {
 #[test]
 fn a_real_model_uses_its_own_selector_and_reads_nothing_when_it_fits() {
     let out = demo();
-    let flags = ["--memory", "100%", "--rows", "all", "--tokens", "10"];
+    let mut flags = vec!["--memory", "100%", "--rows", "all", "--tokens", "10"];
+    flags.extend(["--cache-policy", "lru"]);
     let bench = decode(out.path(), &flags);
+    assert_eq!(bench["cache_policy"], "lru");
     assert_eq!(
         (&bench["synthetic"], names(&bench)),
         (&Value::Null, vec!["all"])

@@ -1,7 +1,8 @@
 //! `wick bench prompt` as it is called: what its rows hold, and what it refuses.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -21,7 +22,7 @@ fn longer_prompts_read_more_but_less_for_each_token() {
     let flags = [
         "--tokens",
         "4,64,200,9999999",
-        "--text",
+        "--text-file",
         TEXT,
         "--memory",
         "70%",
@@ -35,7 +36,10 @@ fn longer_prompts_read_more_but_less_for_each_token() {
     let rows = bench["rows"].as_array().unwrap();
     let number = |row: &Value, name: &str| row[name].as_f64().unwrap();
     let ffn_bytes = number(&bench, "ffn_bytes");
-    assert_eq!(rows.len(), 3, "{bench}");
+    assert_eq!(
+        (rows.len(), &bench["cache_policy"]),
+        (3, &Value::from("lfu"))
+    );
     for (row, (tokens, chunks)) in rows.iter().zip([(4, 1.0), (64, 1.0), (200, 2.0)]) {
         assert_eq!(row["tokens"], tokens);
         let (selected, union) = (number(row, "selected"), number(row, "union"));
@@ -58,11 +62,81 @@ fn longer_prompts_read_more_but_less_for_each_token() {
     let per_token = |row: &Value| number(row, "bytes_read") / number(row, "tokens");
     assert!(per_token(&rows[1]) < 0.5 * per_token(&rows[0]));
 
-    let table = prompt(model.path(), &["--tokens", "8", "--text", TEXT]);
+    let flags = [
+        "--tokens",
+        "8",
+        "--text-file",
+        TEXT,
+        "--cache-policy",
+        "lru",
+    ];
+    let table = prompt(model.path(), &flags);
     let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    for part in ["real weights", ", cache lru\n", "\n| 8 | "] {
+        assert!(table.contains(part), "{table}");
+    }
+}
+
+/// Starts a run over many prompts and waits until the first one was measured; gives what is still to be said on stderr.
+fn started(model: &Path) -> (Child, BufReader<std::process::ChildStderr>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wick"));
+    command.args(["bench", "prompt"]).arg(model);
+    command.args(["--tokens", "4,5,6,7,8,9", "--text-file", TEXT]);
+    let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn().unwrap();
+    let mut progress = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("4 tokens: ") {
+        line.clear();
+        assert!(progress.read_line(&mut line).unwrap() > 0, "no prompt");
+    }
+    (child, progress)
+}
+
+/// What becomes of a run: its exit status, the table, and the rest of stderr.
+fn ended(
+    child: Child,
+    mut progress: BufReader<std::process::ChildStderr>,
+) -> (i32, String, String) {
+    let mut stderr = String::new();
+    progress.read_to_string(&mut stderr).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let table = String::from_utf8(output.stdout).unwrap();
+    (output.status.code().unwrap(), table, stderr)
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_keeps_what_is_there() {
+    let model = demo();
+    let (child, progress) = started(model.path());
+    let pid = child.id().to_string();
+    let mut kill = Command::new("kill");
+    assert!(kill.args(["-INT", &pid]).status().unwrap().success());
+    let (status, table, stderr) = ended(child, progress);
+    assert_eq!(status, 130, "{stderr}");
     assert!(
-        table.contains("real weights") && table.contains("\n| 8 | "),
+        table.contains("| 4 | ") && !table.contains("| 9 | "),
         "{table}"
+    );
+    assert!(table.contains("interrupted: "), "{table}");
+}
+
+#[test]
+fn a_prompt_that_fails_leaves_the_others() {
+    let model = demo();
+    let (child, progress) = started(model.path());
+    // The program itself has everything open; the processes of the next prompts have not.
+    std::fs::remove_file(model.path().join("wick.json")).unwrap();
+    let (status, table, stderr) = ended(child, progress);
+    assert_eq!(status, 1, "{stderr}");
+    assert!(
+        table.contains("| 4 | ") && !table.contains("| 9 | "),
+        "{table}"
+    );
+    assert!(
+        stderr.contains("wick: 9 tokens: ") && stderr.contains("wick.json"),
+        "{stderr}"
     );
 }
 
@@ -70,12 +144,18 @@ fn longer_prompts_read_more_but_less_for_each_token() {
 fn nonsense_is_refused_by_name() {
     let model = demo();
     for (flags, reason) in [
-        (&["--tokens", "8"][..], "--text FILE"),
-        (&["--tokens", "0", "--text", TEXT], "at least 1"),
-        (&["--tokens", "8", "--text", "no/such/file"], "no/such/file"),
-        (&["--tokens", "99999", "--text", TEXT], "no prompt fits"),
+        (&["--tokens", "8"][..], "--text-file FILE"),
+        (&["--tokens", "0", "--text-file", TEXT], "at least 1"),
         (
-            &["--tokens", "8", "--text", TEXT, "--memory", "1KiB"],
+            &["--tokens", "8", "--text-file", "no/such/file"],
+            "no/such/file",
+        ),
+        (
+            &["--tokens", "99999", "--text-file", TEXT],
+            "no prompt fits",
+        ),
+        (
+            &["--tokens", "8", "--text-file", TEXT, "--memory", "1KiB"],
             "floor",
         ),
     ] {

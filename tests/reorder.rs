@@ -10,14 +10,14 @@ use candle::{DType, Device, Tensor};
 use candle_transformers::models::llama;
 use candle_wick::stock::{self, StockOptions};
 use candle_wick::{
-    DirectIo, Engine, FlashFolder, FlashVarBuilder, IoOptions, Placement, SelectorKind,
-    TraceMetadata, TraceRecorder,
+    CachePolicy, DirectIo, Engine, FlashFolder, FlashVarBuilder, IoOptions, Lookahead, Placement,
+    SelectorKind, Switches, TraceMetadata, TraceRecorder,
 };
 use candle_wick_convert::reorder::{friends, reorder, ReorderOptions, ReorderReport};
-use candle_wick_models::{record_trace, WickTokenizer};
+use candle_wick_models::{record_trace, LoadOptions, WickTokenizer};
 use tempfile::TempDir;
 use tracing_subscriber::layer::SubscriberExt;
-use wick_format::{crc32c, Manifest, NeuronOrder, TensorIndex};
+use wick_format::{crc32c, Manifest, TensorIndex};
 
 use crate::demo::{assets, demo};
 use crate::exactness::{fingerprint, with_slots};
@@ -66,7 +66,7 @@ fn reordered(model: &Path, seed: usize) -> (TempDir, ReorderReport) {
     trace(model, &trace_file, 400, seed);
     let options = ReorderOptions::default();
     let out = place.path().join("out");
-    let report = reorder(model, &trace_file, &out, &options, &|_| {}).unwrap();
+    let report = reorder(&open(model), &trace_file, &out, &options, &|_| {}).unwrap();
     (place, report)
 }
 
@@ -135,6 +135,43 @@ fn a_reordered_model_gives_the_same_bytes() {
     same_bytes("opt-9m", demo().path(), &ids, &slots, &all);
 }
 
+/// Guesses, counts and places at once: none of them changes a result, and all of them had something to do.
+#[test]
+fn reading_ahead_under_lfu_from_a_reordered_folder_gives_the_same_bytes() {
+    let model = demo();
+    let (place, _) = reordered(model.path(), 6);
+    let out = place.path().join("out");
+    let ids: Vec<u32> = (0..60).map(|index| 100 + index * 37 % 900).collect();
+    let decoded = |folder: &Path, cache_policy: CachePolicy, lookahead: Lookahead| {
+        let options = LoadOptions {
+            selector: Some(SelectorKind::LowRank),
+            slots_per_layer: Some(400),
+            cache_policy,
+            switches: Switches {
+                lookahead,
+                ..Switches::default()
+            },
+            ..LoadOptions::default()
+        };
+        let mut model = candle_wick_models::load(folder, &options).unwrap();
+        let logits: Vec<Vec<f32>> = ids
+            .iter()
+            .map(|id| model.forward(&[*id]).unwrap())
+            .collect();
+        let bits: Vec<u32> = logits
+            .concat()
+            .iter()
+            .map(|logit| logit.to_bits())
+            .collect();
+        (bits, model.stats())
+    };
+    let (expected, plain) = decoded(model.path(), CachePolicy::Lru, Lookahead::Off);
+    assert!(plain.misses > 0 && plain.ahead_read == 0, "{plain:?}");
+    let (got, ahead) = decoded(&out, CachePolicy::Lfu, Lookahead::Always);
+    assert!(ahead.ahead_used > 0, "{ahead:?}");
+    assert!(got == expected);
+}
+
 #[test]
 fn dense_tensors_and_stock_models_are_the_same() {
     let model = converted(&fixture("llama-relu-gqa-f16"));
@@ -201,9 +238,9 @@ fn an_order_can_be_made_anew() {
     trace(model.path(), &trace_file, 400, 31);
     let [once, twice] = ["once", "twice"].map(|name| first.path().join(name));
     let options = ReorderOptions::default();
-    reorder(model.path(), &trace_file, &once, &options, &|_| {}).unwrap();
+    reorder(&open(model.path()), &trace_file, &once, &options, &|_| {}).unwrap();
     let before = first.path().join("out");
-    reorder(&before, &trace_file, &twice, &options, &|_| {}).unwrap();
+    reorder(&open(&before), &trace_file, &twice, &options, &|_| {}).unwrap();
     assert!(snapshot(&once) == snapshot(&twice));
     assert!(snapshot(&once) != snapshot(&before));
 }
@@ -226,7 +263,7 @@ fn with_order(out: &Path, change: impl Fn(&mut [u8]), fix_checksum: bool) -> Str
         bad[checksum.offset_bytes as usize..][..4].copy_from_slice(&crc32c);
     }
     fs::write(&path, bad).unwrap();
-    let options = candle_wick_models::LoadOptions::default();
+    let options = LoadOptions::default();
     let said = candle_wick_models::load(out, &options)
         .err()
         .unwrap()
@@ -256,8 +293,6 @@ fn a_damaged_order_is_refused() {
     );
     let said = with_order(&out, |bytes| bytes[..4].fill(0xff), true);
     assert!(said.contains("neuron 4294967295 in record 0"), "{said}");
-    // A true permutation, but not that of the records: their checksums do not know, so its own does.
-    assert!(NeuronOrder::new("x", vec![1, 0]).is_ok());
 }
 
 fn wick(arguments: &[&str]) -> Command {
@@ -302,6 +337,18 @@ fn what_cannot_be_reordered_is_refused_in_one_sentence() {
         assert!(stderr.contains(part), "{arguments:?}: {stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
         assert!(!Path::new(&new).exists(), "{arguments:?} left a folder");
+    }
+    for words in [
+        &["reorder", &text(&model), &good, &new][..],
+        &["friends", &good],
+    ] {
+        for (resident, part) in [("100%", "above 0 and below 1"), ("25", "at most 100%")] {
+            let said = wick(&[words, &["--resident", resident]].concat())
+                .output()
+                .unwrap();
+            let stderr = String::from_utf8_lossy(&said.stderr);
+            assert!(!said.status.success() && stderr.contains(part), "{stderr}");
+        }
     }
 }
 
@@ -394,7 +441,7 @@ fn an_order_from_one_text_saves_requests_on_another() {
         let out = out.with_extension(slots.to_string());
         let resident = slots as f64 / 2048.0;
         let options = ReorderOptions { resident };
-        reorder(model.path(), &recorded, &out, &options, &|_| {}).unwrap();
+        reorder(&natural, &recorded, &out, &options, &|_| {}).unwrap();
         let ordered = open(&out);
         let mut best = [[f64::MAX; 3]; 2];
         for _ in 0..TURNS {

@@ -118,7 +118,9 @@ fn budgets_can_be_named() {
     let row = |start: &str| table.lines().filter(|line| line.starts_with(start)).count();
     assert_eq!(row("| 30 MB | "), 1, "{table}");
     assert!(
-        table.contains("no cliff: ") && table.contains("real weights"),
+        table.contains("no cliff: ")
+            && table.contains("real weights")
+            && table.contains("cache lfu"),
         "{table}"
     );
 }
@@ -171,6 +173,7 @@ fn windows_keep_what_they_say_and_random_weights_have_one_text() {
     .concat();
     let bench = swept(&model, &flags);
     assert_eq!(bench["synthetic"], "opt-125m");
+    assert_eq!(bench["cache_policy"], "lfu");
     let points = points(&bench);
     let names: Vec<&str> = points
         .iter()

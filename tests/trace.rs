@@ -138,7 +138,11 @@ fn a_text_is_recorded_and_figures_come_of_it() {
     let heldout = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/opt-9m/heldout.txt");
     let out = folder.path().join("a.trace");
     let trace = ["trace", model, text(&out)];
-    let from_text = [&trace[..], &["--text", text(&heldout), "--tokens", "300"]].concat();
+    let from_text = [
+        &trace[..],
+        &["--text-file", text(&heldout), "--tokens", "300"],
+    ]
+    .concat();
     let report = json(&from_text);
     assert_eq!(
         (&report["tokens"], &report["layers"]),
@@ -153,8 +157,8 @@ fn a_text_is_recorded_and_figures_come_of_it() {
     let figures = json(&[
         "window",
         text(&out),
-        "--share",
-        "0.25,0.5",
+        "--resident",
+        "25%,50%",
         "--window",
         "5,2",
     ]);
@@ -236,14 +240,14 @@ fn what_cannot_be_recorded_or_shown_is_said() {
     let (model, out) = (text(folder.path()), folder.path().join("a.trace"));
     let trace = ["trace", model, text(&out)];
     let with = |words: &[&'static str]| [&trace[..], words].concat();
-    refused(&trace, &["--text FILE"]);
+    refused(&trace, &["--text-file FILE"]);
     refused(
         &with(&["--ids", "1,2", "--selector", "dense"]),
         &["dense", "oracle or lowrank"],
     );
     refused(&with(&["--ids", ""]), &["0 tokens"]);
     refused(
-        &with(&["--ids", "1", "--text", "x"]),
+        &with(&["--ids", "1", "--text-file", "x"]),
         &["cannot be used with"],
     );
     refused(&with(&["--text", "/no/such"]), &["/no/such"]);

@@ -11,7 +11,7 @@ use candle_wick::{
     WindowShares, WINDOW_TOKENS,
 };
 
-use crate::bench::figures::{activity, synthetic_name};
+use crate::synthetic::{activity, synthetic_name};
 
 /// New neurons of a token beside all that it selects, where nobody measured it: the paper's figures for OPT 6.7B.
 const FRESH_OF_SELECTED: f64 = 0.24;

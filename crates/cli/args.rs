@@ -12,7 +12,7 @@ use candle_wick::{
     Switches,
 };
 use candle_wick_models::{Interrupt, LoadOptions, WickTokenizer};
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use crate::tuned::{Settings, TUNE_FILE};
 use crate::{demo, output};
@@ -29,11 +29,11 @@ pub(crate) struct FolderArgs {
     #[arg(value_name = "MODEL")]
     path: PathBuf,
 
-    /// How files are read: `auto` is direct where the filesystem allows it
-    #[arg(long, value_name = "MODE", default_value = "auto")]
-    io: IoChoice,
+    /// How files are read: `direct` (past the page cache), `buffered`, or `auto`, direct where the filesystem allows it
+    #[arg(long, value_name = "MODE", default_value_t = DirectIo::default())]
+    io: DirectIo,
 
-    /// Reads in flight at once [default: what `wick tune` found, or 32]
+    /// Reads in flight at once [default: what `wick tune` found, or 32; benches take no notice of what was found]
     #[arg(long, value_name = "COUNT")]
     io_threads: Option<usize>,
 
@@ -41,32 +41,6 @@ pub(crate) struct FolderArgs {
     /// large model [default: what `wick tune` found, or auto]
     #[arg(long, value_name = "NAME")]
     io_engine: Option<Engine>,
-}
-
-/// Whether reads bypass the page cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum IoChoice {
-    Auto,
-    Direct,
-    Buffered,
-}
-
-/// [`Lookahead`] as typed.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum LookaheadChoice {
-    Off,
-    Auto,
-    Always,
-}
-
-impl From<LookaheadChoice> for Lookahead {
-    fn from(choice: LookaheadChoice) -> Self {
-        match choice {
-            LookaheadChoice::Off => Self::Off,
-            LookaheadChoice::Auto => Self::Auto,
-            LookaheadChoice::Always => Self::Always,
-        }
-    }
 }
 
 /// A converted folder, and how to keep it in memory.
@@ -112,10 +86,10 @@ pub(crate) struct ModelArgs {
         value_name = "WHEN",
         num_args = 0..=1,
         require_equals = true,
-        default_value = "off",
+        default_value_t = Lookahead::default(),
         default_missing_value = "auto"
     )]
-    lookahead: LookaheadChoice,
+    lookahead: Lookahead,
 
     /// Threads that compute [default: what `wick tune` found, or one a core]
     #[arg(long, value_name = "COUNT", value_parser = threads)]
@@ -178,21 +152,22 @@ impl FolderArgs {
         }
     }
 
-    /// As flags and `wick tune` say; a file that does not count is not named here.
-    pub(crate) fn io_options(&self) -> IoOptions {
-        let found = self.path().ok().map(|path| Settings::beside(&path));
-        self.io_with(&found.and_then(Result::ok).unwrap_or_default())
+    /// Opens the folder as flags alone say: what `wick tune` found on one machine does not make a measurement
+    /// that others can repeat.
+    pub(crate) fn open_untuned(&self) -> Result<FlashFolder> {
+        Ok(FlashFolder::open(self.path()?, self.untuned_io())?)
+    }
+
+    /// How [`Self::open_untuned`] reads.
+    pub(crate) fn untuned_io(&self) -> IoOptions {
+        self.io_with(&Settings::default())
     }
 
     /// Flags, then `settings`, then defaults.
     fn io_with(&self, settings: &Settings) -> IoOptions {
         let default = IoOptions::default();
         IoOptions {
-            direct: match self.io {
-                IoChoice::Auto => DirectIo::Preferred,
-                IoChoice::Direct => DirectIo::Required,
-                IoChoice::Buffered => DirectIo::Off,
-            },
+            direct: self.io,
             threads: self
                 .io_threads
                 .or(settings.io_threads)
@@ -273,7 +248,7 @@ impl ModelArgs {
             slots_per_layer: self.slots,
             switches: Switches {
                 overlap: !self.no_overlap,
-                lookahead: self.lookahead.into(),
+                lookahead: self.lookahead,
                 ..Switches::default()
             },
             trace: None,
@@ -359,13 +334,19 @@ fn threads(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A part of a whole, as a number.
+/// A part of a whole, typed as `25%` or `0.25`.
 pub(crate) fn share(text: &str) -> Result<f64, String> {
-    number(
-        text,
-        |value| value > 0.0 && value <= 1.0,
-        "more than 0 and at most 1",
-    )
+    let (text, whole) = match text.strip_suffix('%') {
+        Some(percent) => (percent, 100.0),
+        None => (text, 1.0),
+    };
+    // Whether 25 meant 25% is for whoever typed it to say.
+    let good = "a share such as 25% or 0.25, more than 0 and at most 100%";
+    let share = number(text, |_| true, good)? / whole;
+    match share > 0.0 && share <= 1.0 {
+        true => Ok(share),
+        false => Err(format!("must be {good}")),
+    }
 }
 
 /// A finite number that is `good`.
@@ -451,6 +432,17 @@ mod tests {
             assert!(options(&format!("m {flags}")).is_err(), "{flags}");
         }
         assert!(options("").is_err());
+    }
+
+    #[test]
+    fn shares_are_percents_or_parts_of_one() {
+        assert_eq!((share("25%"), share("0.25")), (Ok(0.25), Ok(0.25)));
+        assert_eq!((share("100%"), share("1")), (Ok(1.0), Ok(1.0)));
+        for text in [
+            "0", "0%", "1.1", "25", "101%", "-1%", "%", "nan%", "inf", "1e-400",
+        ] {
+            assert!(share(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -121,7 +121,7 @@ impl ConvertArgs {
                 hook(info);
             }
         }));
-        let bar = output::progress_bar(self.quiet);
+        let bar = output::progress_bar(output::BYTES_BAR, self.quiet);
         let on_progress = |progress: DownloadProgress<'_>| {
             if bar.message() != progress.file {
                 bar.reset();
@@ -150,7 +150,7 @@ impl ConvertArgs {
 pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode> {
     let options = args.options()?;
     let HubModel { path, notes } = args.model()?;
-    let bar = output::progress_bar(args.quiet);
+    let bar = output::progress_bar(output::BYTES_BAR, args.quiet);
     let on_progress = |progress: ConvertProgress<'_>| {
         bar.set_length(progress.total_bytes);
         bar.set_position(progress.done_bytes);

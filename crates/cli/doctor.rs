@@ -3,7 +3,7 @@
 //! Each line is a finding: fine, or a warning with a sentence on what helps. Rates are probed on the largest file below
 //! the path where that is large enough, or on a file without a name that is written for it.
 //!
-//! Not here: the probes themselves (`bench::probe`), which settings suit a model (`tune`).
+//! Not here: the probes themselves (`probe`), which settings suit a model (`tune`).
 
 use std::fs;
 use std::io::Write;
@@ -16,10 +16,10 @@ use clap::Args;
 use serde::Serialize;
 use wick_io::{cpu_quota, memory_limits, total_memory_bytes, try_uring, FlashFile, ReaderOptions};
 
-use crate::bench::machine::Machine;
-use crate::bench::probe::{Rates, ReadRate, Records};
 use crate::disk::Disk;
+use crate::machine::Machine;
 use crate::output;
+use crate::probe::{Rates, ReadRate, Records};
 
 /// A file below this answers from some cache.
 const PROBE_FILE_BYTES: u64 = 64 << 20;

@@ -7,8 +7,8 @@ use anyhow::Result;
 use candle_wick_convert::reorder::{friends, Friends, LayerFriends};
 use clap::Args;
 
+use crate::args::share;
 use crate::output;
-use crate::reorder::percent;
 
 #[derive(Args, Debug)]
 pub(crate) struct FriendsArgs {
@@ -16,7 +16,7 @@ pub(crate) struct FriendsArgs {
     trace: PathBuf,
 
     /// Share of each layer's neurons that is in memory
-    #[arg(long, value_name = "SHARE", default_value = "25%", value_parser = percent)]
+    #[arg(long, value_name = "SHARE", default_value = "25%", value_parser = share)]
     resident: f64,
 
     /// Print one JSON object

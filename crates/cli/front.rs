@@ -10,17 +10,16 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Result};
-use candle_wick::{ActivityTrace, BudgetPlan, FlashFolder, SelectorKind, TraceFigures};
+use candle_wick::{BudgetPlan, FlashFolder, SelectorKind, TraceFigures};
 use candle_wick_models::{LoadOptions, LoadedModel};
 
-use crate::bench::load::Draw;
+use crate::draw::Draw;
 use crate::pass::{pass, Pass};
+use crate::synthetic::made_up;
 
 /// Weights to go through for each token: what lies in a processor's cache stays small beside that.
 const FRONT_BYTES: u64 = 256 << 20;
 const LAYERS_MIN: usize = 2;
-/// Seed of the trace.
-const SEED: u64 = 5;
 /// Slots fill up no longer than this.
 const WARM_UP_TIME: Duration = Duration::from_secs(8);
 const WARM_UP_TOKENS: usize = 2000;
@@ -71,7 +70,7 @@ impl FrontSpec {
         }
         let trace = figures
             .filter(|_| plan.selector == SelectorKind::LowRank)
-            .map(|figures| ActivityTrace::new(width, figures, SEED));
+            .map(|figures| made_up(folder, figures));
         Self {
             streamed_share: streamed_share(folder, &plan),
             plan,

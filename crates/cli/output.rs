@@ -32,17 +32,21 @@ pub(crate) fn complain(text: &str) {
     note(&format!("wick: {text}"));
 }
 
-/// Bytes done and left on stderr, where that is a terminal.
-pub(crate) fn progress_bar(is_quiet: bool) -> ProgressBar {
+/// Progress in bytes, with their rate.
+pub(crate) const BYTES_BAR: &str =
+    "{bar:20} {bytes:>10} of {total_bytes}  {binary_bytes_per_sec}  {eta} left  {wide_msg}";
+/// Progress in whatever the message says.
+pub(crate) const COUNT_BAR: &str = "{bar:32} {pos:>8} of {len} {msg}  {eta} left";
+
+/// What is done and what is left on stderr, where that is a terminal, in the form of one of the templates here.
+pub(crate) fn progress_bar(template: &str, is_quiet: bool) -> ProgressBar {
     let target = if is_quiet {
         ProgressDrawTarget::hidden()
     } else {
         ProgressDrawTarget::stderr()
     };
-    let style =
-        "{bar:20} {bytes:>10} of {total_bytes}  {binary_bytes_per_sec}  {eta} left  {wide_msg}";
     let bar = ProgressBar::with_draw_target(None, target);
-    match ProgressStyle::with_template(style) {
+    match ProgressStyle::with_template(template) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
     }

@@ -20,9 +20,9 @@ use serde::Serialize;
 
 use crate::activity::Expected;
 use crate::args::OpenedModel;
-use crate::bench::spread::Spread;
 use crate::front::{Front, FrontSpec};
 use crate::pass::{ms, Pass};
+use crate::spread::Spread;
 
 /// Tokens measured: as many as fit into the time, within bounds.
 const TOKENS_MIN: usize = 8;

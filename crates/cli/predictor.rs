@@ -7,7 +7,6 @@ use anyhow::{ensure, Result};
 use candle_wick::{HumanBytes, Memory};
 use candle_wick_convert::predictor::{fit, FitOptions, FitProgress, FitReport, LayerQuality};
 use clap::{Args, Subcommand};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::{positive, share};
 use crate::output;
@@ -30,8 +29,8 @@ struct FitArgs {
     model: PathBuf,
 
     /// File with text like that which the model will see
-    #[arg(long, value_name = "FILE")]
-    text: PathBuf,
+    #[arg(long, alias = "text", value_name = "FILE")]
+    text_file: PathBuf,
 
     /// Rank of each layer's predictor: higher finds more for less, and takes more memory
     #[arg(long, default_value_t = FitOptions::default().rank, value_parser = positive)]
@@ -67,13 +66,13 @@ pub(crate) fn run(args: &PredictorArgs) -> Result<ExitCode> {
         memory: args.memory,
         ..FitOptions::default()
     };
-    let bar = progress_bar();
+    let bar = output::progress_bar(output::COUNT_BAR, false);
     let on_progress = |progress: FitProgress| {
         bar.set_length(progress.total as u64);
         bar.set_position(progress.done as u64);
         bar.set_message(progress.step);
     };
-    let report = fit(&args.model, &args.text, &options, &on_progress);
+    let report = fit(&args.model, &args.text_file, &options, &on_progress);
     bar.finish_and_clear();
     let report = report?;
     if args.json {
@@ -82,15 +81,6 @@ pub(crate) fn run(args: &PredictorArgs) -> Result<ExitCode> {
         output::print(&summary(&report))?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// On stderr, where that is a terminal.
-fn progress_bar() -> ProgressBar {
-    let bar = ProgressBar::new(0);
-    match ProgressStyle::with_template("{bar:32} {pos:>8} of {len} {msg}  {eta} left") {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
 }
 
 fn summary(report: &FitReport) -> String {

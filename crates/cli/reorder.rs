@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{ensure, Result};
-use candle_wick::{peak_rss_bytes, HumanBytes, Memory};
+use candle_wick::{peak_rss_bytes, HumanBytes};
 use candle_wick_convert::reorder::{
     reorder, Arrangement, LayerOrder, OrderCost, ReorderOptions, ReorderReport,
 };
@@ -13,12 +13,13 @@ use candle_wick_convert::ConvertProgress;
 use clap::Args;
 use serde::Serialize;
 
+use crate::args::{share, FolderArgs};
 use crate::output;
 
 #[derive(Args, Debug)]
 pub(crate) struct ReorderArgs {
-    /// Converted folder; it is only read
-    model: PathBuf,
+    #[command(flatten)]
+    folder: FolderArgs,
 
     /// What `wick trace` recorded of it
     trace: PathBuf,
@@ -27,7 +28,7 @@ pub(crate) struct ReorderArgs {
     out: PathBuf,
 
     /// Share of each layer's neurons that will be in memory: the order is for reading the others
-    #[arg(long, value_name = "SHARE", default_value = "25%", value_parser = percent)]
+    #[arg(long, value_name = "SHARE", default_value = "25%", value_parser = share)]
     resident: f64,
 
     /// Print one JSON object
@@ -37,14 +38,6 @@ pub(crate) struct ReorderArgs {
     /// Print errors only
     #[arg(short, long, conflicts_with = "json")]
     quiet: bool,
-}
-
-/// A share of neurons, typed as `25%`.
-pub(crate) fn percent(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(Memory::Percent(percent)) if percent < 100.0 => Ok(percent / 100.0),
-        _ => Err("must be a share such as 25%, below 100%".to_owned()),
-    }
 }
 
 /// What was written, and what that took.
@@ -60,7 +53,9 @@ struct Report<'a> {
 
 pub(crate) fn run(args: &ReorderArgs) -> Result<ExitCode> {
     let started = Instant::now();
-    let bar = output::progress_bar(args.quiet);
+    // It reads everything once, in order, and says nothing about settings.
+    let folder = args.folder.open_untuned()?;
+    let bar = output::progress_bar(output::BYTES_BAR, args.quiet);
     let on_progress = |progress: ConvertProgress<'_>| {
         bar.set_length(progress.total_bytes);
         bar.set_position(progress.done_bytes);
@@ -71,7 +66,7 @@ pub(crate) fn run(args: &ReorderArgs) -> Result<ExitCode> {
     let options = ReorderOptions {
         resident: args.resident,
     };
-    let written = reorder(&args.model, &args.trace, &args.out, &options, &on_progress);
+    let written = reorder(&folder, &args.trace, &args.out, &options, &on_progress);
     bar.finish_and_clear();
     let found = written?;
     ensure!(!found.layers.is_empty(), "the model has no layers");

@@ -15,6 +15,7 @@ use candle_wick::{
 use candle_wick_models::{LoadedModel, Stop, TextGenerator};
 use serde::Serialize;
 
+use crate::pass::ms;
 use crate::run::Outcome;
 
 /// Counts what happens from its start to its stop.
@@ -70,10 +71,6 @@ impl Phase {
     fn ms_per_token(&self, time: Duration) -> f64 {
         self.per_token(ms(time))
     }
-}
-
-fn ms(time: Duration) -> f64 {
-    1000.0 * time.as_secs_f64()
 }
 
 fn rate(tokens: usize, time: Duration) -> f64 {

@@ -66,7 +66,7 @@ pub(crate) fn run(args: &SynthArgs) -> Result<ExitCode> {
         seed: args.seed,
     };
     let started = Instant::now();
-    let bar = output::progress_bar(args.quiet);
+    let bar = output::progress_bar(output::BYTES_BAR, args.quiet);
     let on_progress = |progress: ConvertProgress<'_>| {
         bar.set_length(progress.total_bytes);
         bar.set_position(progress.done_bytes);

@@ -6,21 +6,17 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{bail, ensure, Context, Result};
-use candle_wick::{ActivityTrace, FlashFolder, HumanBytes, SelectorKind};
+use anyhow::{bail, ensure, Result};
+use candle_wick::{HumanBytes, SelectorKind};
 use candle_wick_models::{record_trace, LoadedModel};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::args::{positive, ModelArgs, OpenedModel, TokenIds};
-use crate::bench::figures::{activity, synthetic_name};
 use crate::interrupt::CtrlC;
 use crate::output;
 use crate::prompt::{read_file, Prompt};
-
-/// Seed of the history that is replayed: that of `bench decode`.
-const REPLAY_SEED: u64 = 5;
+use crate::synthetic::{activity, made_up, synthetic_name};
 
 #[derive(Args, Debug)]
 pub(crate) struct TraceArgs {
@@ -48,8 +44,8 @@ pub(crate) struct TraceArgs {
 #[group(multiple = false)]
 struct TextArgs {
     /// File with text like that which the model will see
-    #[arg(long, value_name = "FILE")]
-    text: Option<PathBuf>,
+    #[arg(long, alias = "text", value_name = "FILE")]
+    text_file: Option<PathBuf>,
 
     /// Token ids, such as 1,2,3; needs no tokenizer
     #[arg(long, value_name = "IDS")]
@@ -79,12 +75,15 @@ pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
     let is_synthetic = synthetic_name(&opened.folder)?.is_some();
     let mut ids = args.ids(&opened, is_synthetic)?;
     if is_synthetic && plan.selector == SelectorKind::LowRank {
-        opened.options.trace = Some(made_up(&opened.folder)?);
+        let figures = &activity(&opened.folder.manifest().model_type).figures;
+        opened.options.trace = Some(made_up(&opened.folder, figures));
     }
     let mut model = LoadedModel::load(opened.folder, &opened.options)?;
     ids.truncate(args.tokens);
     ensure!(!ids.is_empty(), "the text has 0 tokens, nothing to record");
-    let bar = progress_bar(ids.len());
+    let bar = output::progress_bar(output::COUNT_BAR, false);
+    bar.set_length(ids.len() as u64);
+    bar.set_message("tokens");
     let on_tokens = |done: usize| bar.set_position(done as u64);
     let written = record_trace(&mut model, &ids, &args.out, &on_tokens);
     bar.finish_and_clear();
@@ -107,34 +106,13 @@ pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
 
 impl TraceArgs {
     fn ids(&self, opened: &OpenedModel, is_synthetic: bool) -> Result<Vec<u32>> {
-        match (&self.text.text, &self.text.ids) {
+        match (&self.text.text_file, &self.text.ids) {
             (Some(path), _) => Prompt::Text(read_file(path)?).encode(opened),
             (_, Some(TokenIds(ids))) => Ok(ids.clone()),
             // Any id will do: the history does not depend on them.
             _ if is_synthetic => Ok(vec![1; self.tokens]),
-            _ => bail!("no text: give --text FILE or --ids 1,2,3"),
+            _ => bail!("no text: give --text-file FILE or --ids 1,2,3"),
         }
-    }
-}
-
-/// The history to replay for a folder with random weights.
-fn made_up(folder: &FlashFolder) -> Result<ActivityTrace> {
-    let manifest = folder.manifest();
-    let layer = manifest.layers.first().context("a model without layers")?;
-    let figures = &activity(&manifest.model_type).figures;
-    Ok(ActivityTrace::new(
-        layer.intermediate_size,
-        figures,
-        REPLAY_SEED,
-    ))
-}
-
-/// On stderr, where that is a terminal.
-fn progress_bar(tokens: usize) -> ProgressBar {
-    let bar = ProgressBar::new(tokens as u64);
-    match ProgressStyle::with_template("{bar:32} {pos:>8} of {len} tokens  {eta} left") {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
     }
 }
 

@@ -18,10 +18,10 @@ use serde::Serialize;
 
 use crate::activity::Expected;
 use crate::args::{number, ModelArgs, OpenedModel};
-use crate::bench::machine::Machine;
-use crate::bench::spread::Spread;
 use crate::front::{Front, FrontSpec};
+use crate::machine::Machine;
 use crate::output;
+use crate::spread::Spread;
 use crate::tuned::{Gain, Settings, TUNE_FILE};
 
 const ROUNDS: usize = 7;

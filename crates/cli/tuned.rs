@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use wick_io::READER_THREADS_MAX;
 
 use crate::args::THREADS_MAX;
-use crate::bench::machine::Machine;
 use crate::disk::Disk;
+use crate::machine::Machine;
 
 pub(crate) const TUNE_FILE: &str = "tune.json";
 /// A file with all settings has some hundred bytes.

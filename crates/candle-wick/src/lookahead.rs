@@ -6,7 +6,11 @@
 //!
 //! Not here: the guesses (`ahead`).
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
+
+use crate::error::Error;
 
 /// When layers read ahead for the next one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,6 +22,40 @@ pub enum Lookahead {
     Auto,
     /// Always: for measuring.
     Always,
+}
+
+impl Lookahead {
+    const ALL: [Self; 3] = [Self::Off, Self::Auto, Self::Always];
+
+    /// The name it goes by on a command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Auto => "auto",
+            Self::Always => "always",
+        }
+    }
+}
+
+impl fmt::Display for Lookahead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// By [`Lookahead::name`].
+impl FromStr for Lookahead {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|lookahead| lookahead.name() == name)
+            .ok_or_else(|| Error::UnknownName {
+                what: "time to look ahead",
+                name: name.to_owned(),
+                known: "off, auto, always",
+            })
+    }
 }
 
 /// Tokens whose times are compared.
@@ -105,6 +143,18 @@ impl Trials {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn they_have_the_names_they_print_as() {
+        for lookahead in Lookahead::ALL {
+            assert_eq!(
+                lookahead.to_string().parse::<Lookahead>().unwrap(),
+                lookahead
+            );
+        }
+        let error = "never".parse::<Lookahead>().unwrap_err().to_string();
+        assert!(error.contains("off, auto, always"), "{error}");
+    }
 
     /// Which of `count` tokens had guesses, when tokens take so many milliseconds without and with.
     fn run(trials: &mut Trials, now: &mut Instant, count: usize, ms: [u64; 2]) -> Vec<bool> {

@@ -62,6 +62,16 @@ impl FromStr for Memory {
     }
 }
 
+/// As [`FromStr`] reads it back: plain bytes, or `60%`.
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => write!(f, "{bytes}"),
+            Self::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
 /// A number of bytes with three digits and a binary unit.
 pub struct HumanBytes(
     /// The bytes.
@@ -120,6 +130,18 @@ mod tests {
             "99999999999TiB",
         ] {
             assert!(text.parse::<Memory>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_it_prints_is_read_back() {
+        for memory in [
+            Memory::Bytes(1),
+            Memory::Bytes((3 << 40) + 1),
+            Memory::Percent(60.0),
+            Memory::Percent(100.0 / 3.0),
+        ] {
+            assert_eq!(memory.to_string().parse::<Memory>().unwrap(), memory);
         }
     }
 

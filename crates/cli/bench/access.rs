@@ -4,16 +4,8 @@ use std::fs::File;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use clap::ValueEnum;
 use serde::Serialize;
 use wick_io::{DirectIo, FlashFile, IoMode};
-
-/// A way to read a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum IoChoice {
-    Direct,
-    Buffered,
-}
 
 /// The file, opened in one way.
 #[derive(Debug, Serialize)]
@@ -33,18 +25,14 @@ pub(crate) struct Access {
 
 impl Access {
     /// Opens the file for direct reads or none, `IoError::DirectRefused`, or for buffered ones.
-    pub(crate) fn open(path: &Path, choice: IoChoice) -> Result<Self> {
+    pub(crate) fn open(path: &Path, direct: DirectIo) -> Result<Self> {
         let plain = File::open(path).with_context(|| format!("opening {}", path.display()))?;
         // Pages that a writer left are not dropped, and would be written while others are read.
         let is_synced = plain.sync_all().is_ok();
-        let (io, direct) = match choice {
-            IoChoice::Direct => ("direct", DirectIo::Required),
-            IoChoice::Buffered => ("buffered", DirectIo::Off),
-        };
         let file = FlashFile::open(path, direct)?;
         let is_buffered = file.mode() == IoMode::Buffered;
         Ok(Self {
-            io,
+            io: direct.name(),
             effective: file.mode().to_string(),
             alignment_bytes: file.alignment_bytes(),
             cache_dropped: is_buffered.then(|| is_synced && drop_cached(&plain)),

@@ -21,7 +21,7 @@
 //! everything in rows without a selector, at the rate in order), and the bytes that products go through at the rate of
 //! memory.
 //!
-//! Models with random weights replay a made-up trace, see [`figures`](super::figures); the output says so.
+//! Models with random weights replay a made-up trace, see [`synthetic`](crate::synthetic); the output says so.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -33,13 +33,13 @@ use clap::Args;
 
 use super::cgroup::MemoryCgroup;
 use super::dense::{dense_bytes, DenseModel};
-use super::machine::Machine;
-use super::probe::Rates;
 use super::row::{RowFigures, RowSpec};
-use super::subject::Subject;
+use super::subject::{Subject, SubjectArgs};
 use super::table::{DecodeBench, Measured, Row};
-use crate::args::{positive, share, FolderArgs};
+use crate::args::{positive, share};
+use crate::machine::Machine;
 use crate::output;
+use crate::probe::Rates;
 
 /// Neurons that stream through each layer of the naive row: two passes' worth.
 const NAIVE_SLOTS: usize = 512;
@@ -57,7 +57,7 @@ const BLOCK_BYTES: usize = 512;
 #[derive(Args, Debug)]
 pub(crate) struct DecodeArgs {
     #[command(flatten)]
-    folder: FolderArgs,
+    subject: SubjectArgs,
 
     /// Budget of all rows but `naive` and `dense in DRAM`
     #[arg(long, value_name = "SIZE", default_value = "50%")]
@@ -72,7 +72,7 @@ pub(crate) struct DecodeArgs {
     tokens: usize,
 
     /// For random weights: share of a token's neurons that a guess ahead names, with a wrong one for each it misses
-    #[arg(long, value_name = "SHARE", default_value_t = 0.8, value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value = "80%", value_parser = share)]
     guessed: f64,
 
     /// Rows to measure, of naive, hybrid, +selector, +window, +bundling, all (every part on), +lookahead and "dense in
@@ -93,7 +93,7 @@ struct Bench<'a> {
 }
 
 pub(crate) fn run(args: &DecodeArgs) -> Result<ExitCode> {
-    let subject = Subject::open(&args.folder)?;
+    let subject = Subject::open(&args.subject)?;
     let bench = Bench {
         args,
         ctx: match args.ctx {
@@ -118,6 +118,7 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<ExitCode> {
         synthetic: bench.subject.synthetic,
         guessed: args.guessed,
         memory: describe(args.memory),
+        cache_policy: args.subject.cache_policy.name(),
         ctx: bench.ctx,
         machine: Machine::this(),
         rates,
@@ -241,59 +242,30 @@ impl Bench<'_> {
             SelectorKind::Dense
         };
         let mut options = LoadOptions {
-            memory: Some(self.args.memory),
-            ctx: Some(self.ctx),
             selector: Some(selector),
-            ..LoadOptions::default()
+            ..self.subject.options(self.args.memory, self.ctx)
         };
-        let mut memory = self.args.memory;
-        let plan = candle_wick_models::plan(&self.subject.folder, &options)?;
         let is_naive = name == "naive";
-        let mut limit_bytes = plan.total_bytes;
         if is_naive {
             // At the floor every matrix is streamed.
-            limit_bytes = plan.floor_bytes + PROCESS_SLACK_BYTES;
-            memory = Memory::Bytes(limit_bytes);
-            options.memory = Some(memory);
+            let plan = candle_wick_models::plan(&self.subject.folder, &options)?;
+            options.memory = Some(Memory::Bytes(plan.floor_bytes + PROCESS_SLACK_BYTES));
             options.slots_per_layer = Some(NAIVE_SLOTS);
-            limit_bytes = candle_wick_models::plan(&self.subject.folder, &options)?
-                .total_bytes
-                .max(limit_bytes);
         }
         let keeps_nothing = is_naive || name == "+selector";
-        let io = self.args.folder.io_options();
         let tokens = match has_selector {
             true => self.args.tokens,
             false => self.args.tokens.min(SLOW_TOKENS),
         };
         Ok(RowSpec {
-            name: name.to_owned(),
-            folder: self.subject.folder.path().to_owned(),
-            memory: match memory {
-                Memory::Bytes(bytes) => bytes.to_string(),
-                Memory::Percent(percent) => format!("{percent}%"),
-            },
-            limit_bytes,
-            selector: selector.name().to_owned(),
             window_tokens: keeps_nothing.then_some(0),
-            slots_per_layer: options.slots_per_layer,
             overlap: !has_selector || ["all", "+lookahead"].contains(&name),
             bundling: !["+selector", "+window"].contains(&name) || !self.can_read_apart(),
             lookahead: name == "+lookahead",
-            ctx: self.ctx,
-            in_flight: io.threads,
-            engine: io.engine.to_string(),
-            gap_bytes: io.gap_bytes,
-            direct: io.direct.into(),
-            activity: self
-                .subject
-                .activity
-                .filter(|_| has_selector)
-                .map(|activity| activity.figures),
             guessed: self.args.guessed,
-            text: None,
             warmup_tokens: if has_selector { tokens.div_ceil(2) } else { 1 },
             tokens,
+            ..self.subject.spec(&options)?
         })
     }
 

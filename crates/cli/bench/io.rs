@@ -18,13 +18,14 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use wick_io::{DirectIo, Engine, FlashFile, IoError, Reader};
 
-use super::access::{Access, IoChoice};
-use super::load::{reader, Draw, Load, Sample, IN_FLIGHT_MAX};
-use super::machine::Machine;
+use super::access::Access;
 use super::plot::{Axis, Figure, Line, Mark, Panel, Scale};
-use super::spread::{Spread, ROUNDS};
 use crate::args::{number, positive};
+use crate::draw::Draw;
+use crate::machine::Machine;
 use crate::output;
+use crate::read_load::{reader, Load, Sample, IN_FLIGHT_MAX};
+use crate::spread::{Spread, ROUNDS};
 
 /// Below this, few places are left to draw, and a device's own memory may hold them all.
 const FILE_BYTES_MIN: u64 = 64 << 20;
@@ -62,9 +63,10 @@ pub(crate) struct IoArgs {
         long,
         value_name = "MODE",
         value_delimiter = ',',
+        value_parser = one_way,
         default_value = "direct,buffered"
     )]
-    io: Vec<IoChoice>,
+    io: Vec<DirectIo>,
 
     /// Seconds that a cell of the table takes at least
     #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
@@ -99,6 +101,14 @@ fn in_flight(text: &str) -> Result<usize, String> {
     match positive(text)? {
         count if count > IN_FLIGHT_MAX => Err(format!("must be at most {IN_FLIGHT_MAX}")),
         count => Ok(count),
+    }
+}
+
+/// `auto` is one of the two others, and which one is what a measurement has to say.
+fn one_way(text: &str) -> Result<DirectIo, String> {
+    match text.parse().map_err(|error| format!("{error}"))? {
+        DirectIo::Preferred => Err("must be direct or buffered".to_owned()),
+        way => Ok(way),
     }
 }
 
@@ -228,9 +238,9 @@ fn measured_file(path: &Path) -> Result<PathBuf> {
 fn available(args: &IoArgs, path: &Path) -> Result<(Vec<Access>, Vec<Engine>, Vec<&'static str>)> {
     let mut left_out = Vec::new();
     let mut accesses = Vec::new();
-    for choice in [IoChoice::Direct, IoChoice::Buffered] {
-        if args.io.contains(&choice) {
-            match Access::open(path, choice) {
+    for way in [DirectIo::Required, DirectIo::Off] {
+        if args.io.contains(&way) {
+            match Access::open(path, way) {
                 Ok(access) => accesses.push(access),
                 Err(error) if is_refusal(&error) => {
                     left_out.push("direct: the filesystem refuses it")
@@ -425,7 +435,7 @@ mod tests {
         assert_eq!((all.size[0], all.size[7]), (4 << 10, 4 << 20));
         assert_eq!(all.in_flight, [1, 2, 4, 8, 16, 32, 64]);
         assert_eq!(all.engine, [EngineChoice::Pool, EngineChoice::Uring]);
-        assert_eq!(all.io, [IoChoice::Direct, IoChoice::Buffered]);
+        assert_eq!(all.io, [DirectIo::Required, DirectIo::Off]);
         let some =
             parse("file --size 16KiB,2MiB --in-flight 3 --engine io_uring --io direct").unwrap();
         assert_eq!(
@@ -434,7 +444,7 @@ mod tests {
         );
         assert_eq!(
             (some.engine, some.io),
-            (vec![EngineChoice::Uring], vec![IoChoice::Direct])
+            (vec![EngineChoice::Uring], vec![DirectIo::Required])
         );
     }
 
@@ -449,6 +459,7 @@ mod tests {
             "--in-flight 65",
             "--engine auto",
             "--io none",
+            "--io auto",
             "--seconds 0",
             "--seconds nan",
         ] {

@@ -1,22 +1,17 @@
 //! `wick bench`: how fast the parts are that running a model is made of.
 //!
 //! Figures are medians with the least and the most. What can take turns does: a machine that others use too disturbs
-//! all of it alike. Those are the cells of a row in `io` and the settings of a probe, over [`spread::ROUNDS`] rounds.
+//! all of it alike. Those are the cells of a row in `io` and the settings of a probe, over [`ROUNDS`](crate::spread::ROUNDS) rounds.
 //! Rows of `decode` have a process each and follow each other, with probes between them.
 
 mod access;
 mod cgroup;
 mod decode;
 mod dense;
-pub(crate) mod figures;
 mod io;
-pub(crate) mod load;
-pub(crate) mod machine;
 mod plot;
-pub(crate) mod probe;
 mod prompt;
 mod row;
-pub(crate) mod spread;
 mod subject;
 mod sweep;
 mod sweep_figure;
@@ -44,9 +39,9 @@ enum Benchmark {
     Sweep(sweep::SweepArgs),
     /// Measure the time to the first token of prompts, and what they read
     Prompt(prompt::PromptArgs),
-    /// Measure one row of `decode`; it starts this by itself
+    /// Measure the row that stdin describes; the others start this by themselves
     #[command(hide = true)]
-    Row(row::RowArgs),
+    Row,
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
@@ -55,6 +50,6 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         Benchmark::Decode(args) => decode::run(args),
         Benchmark::Sweep(args) => sweep::run(args),
         Benchmark::Prompt(args) => prompt::run(args),
-        Benchmark::Row(args) => row::run(args),
+        Benchmark::Row => row::run(),
     }
 }

@@ -19,13 +19,15 @@ use serde::Serialize;
 
 use super::cgroup::MemoryCgroup;
 use super::decode::describe;
-use super::machine::Machine;
-use super::probe::Rates;
 use super::row::{RowFigures, RowSpec, TextSpec, TokenFigures};
-use super::spread::Spread;
-use super::subject::Subject;
-use crate::args::{positive, FolderArgs};
+use super::subject::{Subject, SubjectArgs};
+use crate::args::positive;
+use crate::interrupt::{CtrlC, INTERRUPTED_STATUS};
+use crate::machine::Machine;
 use crate::output;
+use crate::probe::Rates;
+use crate::prompt::read_file;
+use crate::spread::Spread;
 
 /// Tokens decoded behind each prompt.
 const DECODED: usize = 8;
@@ -33,7 +35,7 @@ const DECODED: usize = 8;
 #[derive(Args, Debug)]
 pub(crate) struct PromptArgs {
     #[command(flatten)]
-    folder: FolderArgs,
+    subject: SubjectArgs,
 
     /// Tokens of the prompts; longer ones than the model's context are left out
     #[arg(
@@ -50,8 +52,8 @@ pub(crate) struct PromptArgs {
     memory: Memory,
 
     /// Text to take the prompts from; random weights do with ids that follow no pattern
-    #[arg(long, value_name = "FILE")]
-    text: Option<PathBuf>,
+    #[arg(long, alias = "text", value_name = "FILE")]
+    text_file: Option<PathBuf>,
 
     /// Print one JSON object
     #[arg(long)]
@@ -65,7 +67,11 @@ struct PromptBench {
     synthetic: Option<String>,
     activity: Option<&'static str>,
     memory: String,
+    /// Who left the neuron cache.
+    cache_policy: &'static str,
     ctx: usize,
+    /// Whether prompts are missing because somebody stopped the run.
+    is_interrupted: bool,
     machine: Machine,
     rates: Rates,
     /// Records of all neurons.
@@ -94,45 +100,61 @@ struct Row {
 }
 
 pub(crate) fn run(args: &PromptArgs) -> Result<ExitCode> {
-    let subject = Subject::open(&args.folder)?;
+    let ctrl_c = CtrlC::watch()?;
+    let subject = Subject::open(&args.subject)?;
+    let ids = ids(args, &subject)?;
     let longest = args
         .tokens
         .iter()
         .max()
         .map_or(0, |tokens| tokens + DECODED);
     let ctx = subject.ctx_up_to(longest)?;
-    let ids = ids(args, &subject)?;
+    let spec = subject.spec(&subject.options(args.memory, ctx))?;
     let mut rates = subject.rates()?;
+    ctrl_c.arm();
+    let is_stopped = || ctrl_c.flag().is_triggered();
     let mut rows = Vec::new();
+    let mut status = ExitCode::SUCCESS;
     for &tokens in &args.tokens {
         if tokens > ctx {
             output::note(&format!("{tokens} tokens: left out, the context is {ctx}"));
             continue;
         }
-        let prompt = ids.iter().copied().cycle().take(tokens).collect();
-        let spec = RowSpec {
-            text: Some(TextSpec {
-                prompt,
-                top_p: None,
-            }),
-            tokens: DECODED.min(ctx - tokens),
-            ..subject.spec(args.memory, ctx, &args.folder.io_options())?
-        };
-        let cgroup = MemoryCgroup::new(spec.limit_bytes);
-        let figures = spec.in_own_process(cgroup.as_ref())?;
-        let row = Row::new(tokens, figures, cgroup.is_some())?;
-        output::note(&format!("{tokens} tokens: {:.0} ms", row.first_token_ms));
-        rows.push(row);
+        if is_stopped() {
+            break;
+        }
+        match row(&spec, &ids, tokens) {
+            Ok(row) => {
+                output::note(&format!("{tokens} tokens: {:.0} ms", row.first_token_ms));
+                rows.push(row);
+            }
+            // The process got the same Ctrl-C.
+            Err(_) if is_stopped() => break,
+            // The others are worth having.
+            Err(error) => {
+                output::complain(&format!("{tokens} tokens: {}", output::one_line(&error)));
+                status = ExitCode::FAILURE;
+            }
+        }
     }
-    rates.keep_best(subject.rates()?);
-    ensure!(!rows.is_empty(), "no prompt fits into a context of {ctx}");
+    if !is_stopped() {
+        rates.keep_best(subject.rates()?);
+    }
+    let fits = args.tokens.iter().any(|tokens| *tokens <= ctx);
+    ensure!(fits, "no prompt fits into a context of {ctx}");
+    ensure!(!rows.is_empty(), "no prompt could be measured");
+    if is_stopped() {
+        status = ExitCode::from(INTERRUPTED_STATUS);
+    }
     let layers = &subject.folder.manifest().layers;
     let bench = PromptBench {
         model: subject.folder.path().display().to_string(),
         activity: subject.activity.map(|activity| activity.source),
         synthetic: subject.synthetic,
         memory: describe(args.memory),
+        cache_policy: args.subject.cache_policy.name(),
         ctx,
+        is_interrupted: is_stopped(),
         machine: Machine::this(),
         rates,
         ffn_bytes: layers.iter().map(|layer| layer.records_bytes()).sum(),
@@ -142,23 +164,38 @@ pub(crate) fn run(args: &PromptArgs) -> Result<ExitCode> {
         true => output::print_json(&bench)?,
         false => output::print(&bench.to_string())?,
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(status)
+}
+
+/// A prompt of so many tokens, and some tokens behind it.
+fn row(spec: &RowSpec, ids: &[u32], tokens: usize) -> Result<Row> {
+    let prompt = ids.iter().copied().cycle().take(tokens).collect();
+    let spec = RowSpec {
+        text: Some(TextSpec {
+            prompt,
+            top_p: None,
+        }),
+        tokens: DECODED.min(spec.ctx - tokens),
+        ..spec.clone()
+    };
+    let cgroup = MemoryCgroup::new(spec.limit_bytes);
+    let figures = spec.in_own_process(cgroup.as_ref())?;
+    Row::new(tokens, figures, cgroup.is_some())
 }
 
 /// The ids that prompts are made of, over and over.
 fn ids(args: &PromptArgs, subject: &Subject) -> Result<Vec<u32>> {
-    let Some(path) = &args.text else {
+    let Some(path) = &args.text_file else {
         ensure!(
             subject.synthetic.is_some(),
-            "a real model chooses its neurons by what it reads: --text FILE"
+            "a real model chooses its neurons by what it reads: --text-file FILE"
         );
         // Below any vocabulary's size.
         return Ok((3..1003).collect());
     };
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let tokenizer = WickTokenizer::load(subject.folder.path())?
-        .context("no tokenizer in this folder, so --text has no meaning")?;
-    let ids = tokenizer.encode(&text)?;
+        .context("no tokenizer in this folder, so --text-file has no meaning")?;
+    let ids = tokenizer.encode(&read_file(path)?)?;
     ensure!(!ids.is_empty(), "{} has no tokens", path.display());
     Ok(ids)
 }
@@ -204,9 +241,10 @@ impl fmt::Display for PromptBench {
         writeln!(f, "{}: {kind}\n{}", self.model, self.machine)?;
         writeln!(
             f,
-            "budget {}, context {}\nthe FFN, {:.2} GB, read once in order at the probed {:.2} GB/s: {stream_ms:.0} ms\n",
+            "budget {}, context {}, cache {}\nthe FFN, {:.2} GB, read once in order at the probed {:.2} GB/s: {stream_ms:.0} ms\n",
             self.memory,
             self.ctx,
+            self.cache_policy,
             self.ffn_bytes as f64 / 1e9,
             in_order / 1e9
         )?;
@@ -233,6 +271,9 @@ impl fmt::Display for PromptBench {
             )?;
         }
         writeln!(f)?;
+        if self.is_interrupted {
+            writeln!(f, "interrupted: what was measured until then")?;
+        }
         for row in &self.rows {
             if let (Some(peak), Some(budget)) = (row.peak_bytes, row.budget_bytes) {
                 let judge = if row.in_cgroup {

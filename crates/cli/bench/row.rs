@@ -1,44 +1,40 @@
 //! One row of `bench decode`: a model loaded in one way, and what its tokens take, in a process of its own, so that
-//! its peak is its own and a cgroup can bound it.
+//! its peak is its own and a cgroup can bound it. What to measure goes to its stdin, for a long prompt has more ids than
+//! an argument may have bytes; the figures come from its stdout.
 //!
 //! Not here: what is measured of a token (`pass`).
 
+use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Output, Stdio};
 
 use anyhow::{bail, Context, Result};
 use candle_wick::{
-    peak_rss_bytes, ActivityTrace, DirectIo, Engine, FlashFolder, IoOptions, Lookahead, Memory,
+    peak_rss_bytes, CachePolicy, DirectIo, Engine, FlashFolder, IoOptions, Lookahead, Memory,
     SelectorKind, Switches, TraceFigures,
 };
 use candle_wick_models::{LoadOptions, LoadedModel, Sampler, Sampling};
-use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::MemoryCgroup;
 use crate::output;
 use crate::pass::pass;
 pub(crate) use crate::pass::TokenFigures;
+use crate::synthetic::made_up;
 
-/// Seed of the trace and of the tokens.
+/// Seed of the tokens.
 const SEED: u64 = 5;
-
-#[derive(Args, Debug)]
-pub(crate) struct RowArgs {
-    /// What to measure, as JSON
-    spec: String,
-}
 
 /// What to load, and how.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RowSpec {
-    pub(crate) name: String,
     pub(crate) folder: PathBuf,
     /// What the plan may spend, before `slots_per_layer` changes it.
     pub(crate) memory: String,
     /// What the plan then comes to: the most that the process may use.
     pub(crate) limit_bytes: u64,
     pub(crate) selector: String,
+    pub(crate) cache_policy: String,
     pub(crate) window_tokens: Option<usize>,
     pub(crate) slots_per_layer: Option<usize>,
     pub(crate) overlap: bool,
@@ -48,7 +44,7 @@ pub(crate) struct RowSpec {
     pub(crate) in_flight: usize,
     pub(crate) engine: String,
     pub(crate) gap_bytes: usize,
-    pub(crate) direct: DirectChoice,
+    pub(crate) direct: String,
     /// Replay a trace in place of what the predictors choose.
     pub(crate) activity: Option<TraceFigures>,
     /// Share of a token's neurons that guesses name, where a trace is replayed.
@@ -65,34 +61,6 @@ pub(crate) struct TextSpec {
     pub(crate) prompt: Vec<u32>,
     /// Sample from the fewest tokens whose probabilities reach this sum; `None` takes the likeliest.
     pub(crate) top_p: Option<f64>,
-}
-
-/// [`DirectIo`] on its way to another process.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) enum DirectChoice {
-    Preferred,
-    Required,
-    Off,
-}
-
-impl From<DirectChoice> for DirectIo {
-    fn from(choice: DirectChoice) -> Self {
-        match choice {
-            DirectChoice::Preferred => Self::Preferred,
-            DirectChoice::Required => Self::Required,
-            DirectChoice::Off => Self::Off,
-        }
-    }
-}
-
-impl From<DirectIo> for DirectChoice {
-    fn from(direct: DirectIo) -> Self {
-        match direct {
-            DirectIo::Preferred => Self::Preferred,
-            DirectIo::Required => Self::Required,
-            DirectIo::Off => Self::Off,
-        }
-    }
 }
 
 /// What a row came to; lists have one entry a token.
@@ -131,19 +99,12 @@ impl RowFigures {
 
 impl RowSpec {
     fn options(&self, folder: &FlashFolder) -> Result<LoadOptions> {
-        let widest = folder
-            .manifest()
-            .layers
-            .iter()
-            .map(|layer| layer.intermediate_size);
-        let neurons = widest.max().context("a model without layers")?;
-        let trace = |figures: &TraceFigures| {
-            ActivityTrace::new(neurons, figures, SEED).with_guesses(self.guessed)
-        };
+        let trace = |figures: &TraceFigures| made_up(folder, figures).with_guesses(self.guessed);
         Ok(LoadOptions {
             memory: Some(self.memory.parse::<Memory>()?),
             ctx: Some(self.ctx),
             selector: Some(self.selector.parse::<SelectorKind>()?),
+            cache_policy: self.cache_policy.parse::<CachePolicy>()?,
             window_tokens: self.window_tokens,
             slots_per_layer: self.slots_per_layer,
             switches: Switches {
@@ -162,7 +123,7 @@ impl RowSpec {
 
     pub(crate) fn io_options(&self) -> Result<IoOptions> {
         Ok(IoOptions {
-            direct: self.direct.into(),
+            direct: self.direct.parse::<DirectIo>()?,
             threads: self.in_flight,
             engine: self.engine.parse::<Engine>()?,
             coalesce: self.bundling,
@@ -178,9 +139,8 @@ impl RowSpec {
             Some(group) => group.command(&program),
             None => Command::new(&program),
         };
-        command.args(["bench", "row", &serde_json::to_string(self)?]);
-        let output = command
-            .output()
+        command.args(["bench", "row"]);
+        let output = ask(command, &serde_json::to_vec(self)?)
             .with_context(|| format!("starting {}", program.display()))?;
         if !output.status.success() {
             let kills = cgroup
@@ -234,6 +194,20 @@ impl RowSpec {
     }
 }
 
+/// Runs the program with `input` on its stdin, which it reads to the end before it says anything.
+fn ask(mut command: Command, input: &[u8]) -> std::io::Result<Output> {
+    let command = command.stdin(Stdio::piped());
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // Where the program ended before it had read all, its status and its words say why.
+        let _ended = stdin.write_all(input);
+    }
+    child.wait_with_output()
+}
+
 /// The ids to decode, one by one.
 enum Ids {
     /// Without a pattern: what they mean does not matter.
@@ -274,9 +248,39 @@ impl Ids {
     }
 }
 
-/// The process of one row: prints its figures.
-pub(crate) fn run(args: &RowArgs) -> Result<ExitCode> {
-    let spec: RowSpec = serde_json::from_str(&args.spec).context("the row's specification")?;
+/// The process of one row: reads what to measure, prints its figures.
+pub(crate) fn run() -> Result<ExitCode> {
+    let spec: RowSpec =
+        serde_json::from_reader(std::io::stdin().lock()).context("the row's specification")?;
     output::print_json(&spec.measure()?)?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    /// More than an argument may have on Linux, and than a pipe holds.
+    const INPUT_BYTES: usize = 1 << 20;
+
+    #[test]
+    fn a_program_gets_as_much_as_there_is() {
+        let mut count = Command::new("wc");
+        count.arg("-c");
+        let output = ask(count, &vec![b' '; INPUT_BYTES]).unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(text.trim(), INPUT_BYTES.to_string());
+    }
+
+    #[test]
+    fn a_program_that_does_not_listen_says_why() {
+        let mut deaf = Command::new("sh");
+        deaf.args(["-c", "echo no >&2; exit 3"]);
+        let output = ask(deaf, &vec![b' '; INPUT_BYTES]).unwrap();
+        assert_eq!(
+            (output.status.code(), &output.stderr[..]),
+            (Some(3), &b"no\n"[..])
+        );
+        assert!(ask(Command::new("/no/such"), b"").is_err());
+    }
 }

@@ -1,13 +1,25 @@
 //! The model that a benchmark is about, and what has to be known of it before anything is measured.
 
 use anyhow::{Context, Result};
-use candle_wick::{BudgetPlan, FlashFolder, IoOptions, Memory, SelectorKind};
+use candle_wick::{BudgetPlan, CachePolicy, FlashFolder, IoOptions, Memory, SelectorKind};
 use candle_wick_models::LoadOptions;
+use clap::Args;
 
-use super::figures::{activity, synthetic_name, Activity};
-use super::probe::{Rates, Records};
 use super::row::RowSpec;
 use crate::args::FolderArgs;
+use crate::probe::{Rates, Records};
+use crate::synthetic::{activity, synthetic_name, Activity};
+
+/// What is measured, and how all its rows read and keep it: as flags and defaults say, whatever `wick tune` found.
+#[derive(Args, Debug)]
+pub(crate) struct SubjectArgs {
+    #[command(flatten)]
+    pub(crate) folder: FolderArgs,
+
+    /// Which neuron leaves when its place is wanted: `lru` (used the longest ago) or `lfu` (used least often of late)
+    #[arg(long, value_name = "NAME", default_value_t = CachePolicy::default())]
+    pub(crate) cache_policy: CachePolicy,
+}
 
 /// An opened folder.
 pub(crate) struct Subject {
@@ -16,17 +28,21 @@ pub(crate) struct Subject {
     pub(crate) synthetic: Option<String>,
     /// What random weights replay.
     pub(crate) activity: Option<&'static Activity>,
+    cache_policy: CachePolicy,
+    io: IoOptions,
 }
 
 impl Subject {
-    pub(crate) fn open(args: &FolderArgs) -> Result<Self> {
-        let folder = args.open()?;
+    pub(crate) fn open(args: &SubjectArgs) -> Result<Self> {
+        let folder = args.folder.open_untuned()?;
         let synthetic = synthetic_name(&folder)?;
         let model_type = folder.manifest().model_type.clone();
         Ok(Self {
             activity: synthetic.as_ref().map(|_| activity(&model_type)),
             synthetic,
             folder,
+            cache_policy: args.cache_policy,
+            io: args.folder.untuned_io(),
         })
     }
 
@@ -42,39 +58,50 @@ impl Subject {
         }
     }
 
-    pub(crate) fn plan(&self, memory: Memory, ctx: usize) -> Result<BudgetPlan> {
-        let options = LoadOptions {
+    /// Loading with `memory`, and everything else as arguments say or as it comes.
+    pub(crate) fn options(&self, memory: Memory, ctx: usize) -> LoadOptions {
+        LoadOptions {
             memory: Some(memory),
             ctx: Some(ctx),
+            cache_policy: self.cache_policy,
+            io: self.io.clone(),
             ..LoadOptions::default()
-        };
-        Ok(candle_wick_models::plan(&self.folder, &options)?)
+        }
     }
 
-    /// The model loaded with `memory` and everything else as it comes; no tokens yet.
-    pub(crate) fn spec(&self, memory: Memory, ctx: usize, io: &IoOptions) -> Result<RowSpec> {
-        let plan = self.plan(memory, ctx)?;
+    pub(crate) fn plan(&self, memory: Memory, ctx: usize) -> Result<BudgetPlan> {
+        Ok(candle_wick_models::plan(
+            &self.folder,
+            &self.options(memory, ctx),
+        )?)
+    }
+
+    /// The model loaded with `options`, every part on but reading ahead; no tokens yet.
+    pub(crate) fn spec(&self, options: &LoadOptions) -> Result<RowSpec> {
+        let plan = candle_wick_models::plan(&self.folder, options)?;
+        let memory = options.memory.context("a row without a budget")?;
         let has_selector = plan.selector != SelectorKind::Dense;
         let activity = self.activity.filter(|_| has_selector);
         Ok(RowSpec {
-            name: String::new(),
             folder: self.folder.path().to_owned(),
-            memory: match memory {
-                Memory::Bytes(bytes) => bytes.to_string(),
-                Memory::Percent(percent) => format!("{percent}%"),
+            memory: memory.to_string(),
+            // Slots asked for one by one may come to more than the budget, or to less.
+            limit_bytes: match memory {
+                Memory::Bytes(bytes) => plan.budget_bytes.max(bytes),
+                Memory::Percent(_) => plan.budget_bytes,
             },
-            limit_bytes: plan.budget_bytes,
             selector: plan.selector.name().to_owned(),
-            window_tokens: None,
-            slots_per_layer: None,
+            cache_policy: options.cache_policy.to_string(),
+            window_tokens: options.window_tokens,
+            slots_per_layer: options.slots_per_layer,
             overlap: true,
             bundling: true,
             lookahead: false,
-            ctx,
-            in_flight: io.threads,
-            engine: io.engine.to_string(),
-            gap_bytes: io.gap_bytes,
-            direct: io.direct.into(),
+            ctx: plan.ctx,
+            in_flight: options.io.threads,
+            engine: options.io.engine.to_string(),
+            gap_bytes: options.io.gap_bytes,
+            direct: options.io.direct.to_string(),
             activity: activity.map(|activity| activity.figures),
             guessed: 0.0,
             text: None,

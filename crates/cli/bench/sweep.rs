@@ -26,14 +26,14 @@ use serde::Serialize;
 
 use super::cgroup::MemoryCgroup;
 use super::decode::{describe, CTX_DEFAULT, PROCESS_SLACK_BYTES};
-use super::machine::Machine;
-use super::probe::Rates;
 use super::row::{RowFigures, RowSpec, TextSpec};
-use super::spread::Spread;
-use super::subject::Subject;
+use super::subject::{Subject, SubjectArgs};
 use super::sweep_table::{Measurement, Sweep};
-use crate::args::{count, positive, FolderArgs};
+use crate::args::{count, positive};
 use crate::interrupt::{CtrlC, INTERRUPTED_STATUS};
+use crate::machine::Machine;
+use crate::probe::Rates;
+use crate::spread::Spread;
 use crate::{demo, output};
 
 const WINDOWS: [Option<usize>; 8] = [
@@ -54,12 +54,12 @@ const ROUNDS_DEFAULT: usize = 2;
 /// More budgets than a picture can show.
 const POINTS_MAX: usize = 100;
 /// Of nucleus sampling, at temperature 1.
-const TOP_P: f64 = 0.9;
+pub(super) const TOP_P: f64 = 0.9;
 
 #[derive(Args, Debug)]
 pub(crate) struct SweepArgs {
     #[command(flatten)]
-    folder: FolderArgs,
+    subject: SubjectArgs,
 
     /// What to vary
     #[arg(long, value_name = "AXIS")]
@@ -148,7 +148,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<ExitCode> {
     if let Some(out) = &args.out {
         fs::create_dir_all(out).with_context(|| out.display().to_string())?;
     }
-    let subject = Subject::open(&args.folder)?;
+    let subject = Subject::open(&args.subject)?;
     let is_length = args.over == Axis::Length;
     let default = |length, others| if is_length { length } else { others };
     let tokens = args
@@ -264,11 +264,10 @@ impl Bench<'_> {
     }
 
     fn spec(&self, memory: Memory) -> Result<RowSpec> {
-        let io = self.args.folder.io_options();
         Ok(RowSpec {
             warmup_tokens: self.warmup_tokens,
             tokens: self.tokens,
-            ..self.subject.spec(memory, self.ctx, &io)?
+            ..self.subject.spec(&self.subject.options(memory, self.ctx))?
         })
     }
 
@@ -417,6 +416,7 @@ impl Bench<'_> {
             over: self.args.over,
             selector: full.selector.name(),
             memory: (!is_memory).then(|| describe(memory)),
+            cache_policy: self.args.subject.cache_policy.name(),
             ctx: self.ctx,
             tokens: self.tokens,
             warmup_tokens: self.warmup_tokens,
@@ -437,7 +437,7 @@ impl Bench<'_> {
     /// What the model is called in titles and names of files.
     fn name(&self) -> String {
         let folder = self.subject.folder.path().file_name();
-        match (&self.subject.synthetic, self.args.folder.is_demo()) {
+        match (&self.subject.synthetic, self.args.subject.folder.is_demo()) {
             // Part of a file name, and from a stranger's config.
             (Some(name), _) => name.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-"),
             (None, true) => "demo".to_owned(),

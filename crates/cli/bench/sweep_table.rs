@@ -12,12 +12,12 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::machine::Machine;
-use super::probe::Rates;
 use super::row::RowFigures;
-use super::spread::Spread;
-use super::sweep::Axis;
+use super::sweep::{Axis, TOP_P};
 use super::table::{Measured, Row};
+use crate::machine::Machine;
+use crate::probe::Rates;
+use crate::spread::Spread;
 
 /// By how much a larger budget may be slower than a smaller one, and the end of a text than its start.
 const SLOWER_MAX: f64 = 1.15;
@@ -37,6 +37,8 @@ pub(crate) struct Sweep {
     pub(crate) selector: &'static str,
     /// The budget; `None` where it varies.
     pub(crate) memory: Option<String>,
+    /// Who left the neuron cache.
+    pub(crate) cache_policy: &'static str,
     pub(crate) ctx: usize,
     /// Of each setting in each round.
     pub(crate) tokens: usize,
@@ -278,8 +280,9 @@ impl Sweep {
             }
         }
         format!(
-            "{kind}, {}{memory}, context {}\n{}; medians of {} tokens x {} after {} (bars: min..max)",
+            "{kind}, {}{memory}, cache {}, context {}\n{}; medians of {} tokens x {} after {} (bars: min..max)",
             self.selector,
+            self.cache_policy,
             self.ctx,
             reads.join(" and "),
             self.tokens,
@@ -295,9 +298,14 @@ impl Sweep {
             remarks += &format!("the trace has the figures of {source}\n");
         }
         if self.over == Axis::Length {
-            remarks += match self.synthetic {
-                Some(_) => "a replayed trace decides which neurons are used: greedy and nucleus would be the same\n",
-                None => "greedy takes the likeliest token, nucleus samples at temperature 1 from the top 0.9; text goes on past its end\n",
+            remarks += &match self.synthetic {
+                Some(_) => {
+                    "a replayed trace decides which neurons are used: greedy and nucleus would be the same\n".to_owned()
+                }
+                None => format!(
+                    "greedy takes the likeliest token, nucleus samples at temperature 1 from the top {TOP_P}; text goes on \
+                     past its end\n"
+                ),
             };
             if self.tokens > self.ctx {
                 remarks += "where the context is full, the text goes on in a new one from its last token\n";

@@ -4,10 +4,10 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::machine::Machine;
-use super::probe::Rates;
 use super::row::{RowFigures, TokenFigures};
-use super::spread::Spread;
+use crate::machine::Machine;
+use crate::probe::Rates;
+use crate::spread::Spread;
 
 /// A whole run.
 #[derive(Serialize)]
@@ -20,6 +20,8 @@ pub(crate) struct DecodeBench {
     /// Share of a token's neurons that guesses name in the replayed trace.
     pub(crate) guessed: f64,
     pub(crate) memory: String,
+    /// Who left the neuron cache; rows that forget at once have no use for it.
+    pub(crate) cache_policy: &'static str,
     pub(crate) ctx: usize,
     pub(crate) machine: Machine,
     pub(crate) rates: Rates,
@@ -162,7 +164,7 @@ impl DecodeBench {
         let (sequential, random) = (&self.rates.sequential, &self.rates.random);
         let memory = &self.rates.memory;
         format!(
-            "{}: {kind}\n{}\nbudget {}, context {}\n\
+            "{}: {kind}\n{}\nbudget {}, context {}, cache {}\n\
              probed: in order {} ({}, {} KiB x {}), single records {} ({}, {} KiB x {}), DRAM {} ({} threads, {} streams)\n\n\
              | row | DRAM GB | GB/token | GB/s | of probed | I/O ms | memory ms | compute ms | (selecting) | total ms (min..max) | \
              floor ms | total/floor |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n",
@@ -170,6 +172,7 @@ impl DecodeBench {
             self.machine,
             self.memory,
             self.ctx,
+            self.cache_policy,
             gb(&sequential.bytes_per_s),
             sequential.setting.engine,
             sequential.setting.read_bytes >> 10,

@@ -31,13 +31,14 @@ pub(crate) struct WindowArgs {
     /// Slots of a layer's cache, as shares of its neurons
     #[arg(
         long,
+        alias = "share",
         value_name = "SHARES",
         value_delimiter = ',',
-        default_values_t = [0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75],
+        default_value = "15%,20%,25%,30%,40%,50%,75%",
         value_parser = share,
         conflicts_with = "slots"
     )]
-    share: Vec<f64>,
+    resident: Vec<f64>,
 
     /// Slots of a layer's cache, as counts
     #[arg(long, value_name = "COUNTS", value_delimiter = ',', value_parser = positive)]
@@ -189,7 +190,12 @@ pub(crate) fn run(args: &WindowArgs) -> Result<ExitCode> {
 impl WindowArgs {
     fn residencies(&self) -> Vec<Residency> {
         match &self.slots[..] {
-            [] => self.share.iter().copied().map(Residency::Share).collect(),
+            [] => self
+                .resident
+                .iter()
+                .copied()
+                .map(Residency::Share)
+                .collect(),
             slots => slots.iter().copied().map(Residency::Slots).collect(),
         }
     }
@@ -374,7 +380,7 @@ mod tests {
 
     #[test]
     fn lists_are_read() {
-        let shares = args("--share 0.1,1 --window 2,4").unwrap();
+        let shares = args("--resident 10%,1 --window 2,4").unwrap();
         assert_eq!(
             shares.residencies(),
             [Residency::Share(0.1), Residency::Share(1.0)]
@@ -385,10 +391,10 @@ mod tests {
         assert_eq!([1000, 100].map(|width| slots[1].slots(width)), [400, 100]);
         assert_eq!(Residency::Share(0.001).slots(64), 2);
         for nonsense in [
-            "--share 0",
-            "--share 1.1",
+            "--resident 0",
+            "--resident 110%",
             "--slots 0",
-            "--slots 3 --share 0.5",
+            "--slots 3 --resident 50%",
             "--window 0",
         ] {
             assert!(args(nonsense).is_err(), "{nonsense}");

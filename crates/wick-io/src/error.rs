@@ -105,6 +105,12 @@ pub enum IoError {
         /// The name asked for.
         got: String,
     },
+    /// No way of reading has this name.
+    #[error("no way of reading is called {got:?}; there are auto, direct and buffered")]
+    DirectName {
+        /// The name asked for.
+        got: String,
+    },
     /// The operating system refused a thread.
     #[error("cannot start reader thread {index}")]
     Thread {

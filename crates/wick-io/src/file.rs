@@ -17,6 +17,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 
 /// Whether a file must be read past the page cache.
@@ -29,6 +30,38 @@ pub enum DirectIo {
     Preferred,
     /// Always read through the page cache, and drop the pages afterwards.
     Off,
+}
+
+impl DirectIo {
+    const ALL: [Self; 3] = [Self::Preferred, Self::Required, Self::Off];
+
+    /// The name it goes by on a command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Preferred => "auto",
+            Self::Required => "direct",
+            Self::Off => "buffered",
+        }
+    }
+}
+
+impl fmt::Display for DirectIo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// By [`DirectIo::name`].
+impl FromStr for DirectIo {
+    type Err = IoError;
+
+    fn from_str(name: &str) -> Result<Self, IoError> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|direct| direct.name() == name)
+            .ok_or_else(|| IoError::DirectName {
+                got: name.to_owned(),
+            })
+    }
 }
 
 /// How a file is really read.
@@ -359,6 +392,17 @@ mod tests {
             } else {
                 Err(refuse())
             }
+        }
+    }
+
+    #[test]
+    fn ways_of_reading_have_the_names_they_print_as() {
+        for direct in DirectIo::ALL {
+            assert_eq!(direct.to_string().parse::<DirectIo>().unwrap(), direct);
+        }
+        for name in ["", "Auto", " direct", "preferred"] {
+            let error = name.parse::<DirectIo>().unwrap_err();
+            assert!(matches!(&error, IoError::DirectName { got } if got == name));
         }
     }
 

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use super::misses::TokenSets;
 use super::together::{Counters, Together};
-use super::{of_model, slots_of, thinned};
+use super::{check_resident, of_model, slots_of, thinned};
 use crate::ConvertError;
 
 /// A neuron that fires in fewer tokens has friends by chance.
@@ -76,8 +76,9 @@ pub struct Friends {
 /// memory.
 ///
 /// # Errors
-/// The file is no trace.
+/// The file is no trace, or the share leaves nothing to read, or everything.
 pub fn friends(path: &Path, resident: f64) -> Result<Friends, ConvertError> {
+    check_resident(path, resident)?;
     let trace = RecordedTrace::open(path).map_err(of_model)?;
     let layers = (0..trace.intermediate_sizes().len()).map(|index| {
         let layer = trace.layer(index).map_err(of_model)?;
@@ -90,9 +91,9 @@ pub fn friends(path: &Path, resident: f64) -> Result<Friends, ConvertError> {
     })
 }
 
-/// A neuron with friends.
-struct Befriended {
-    closest: u32,
+/// The closest friends of a neuron.
+struct Closest {
+    first: u32,
     /// Shares by [`RANKS`].
     together: [f64; 4],
 }
@@ -103,8 +104,8 @@ impl LayerFriends {
         let sets = thinned(trace.iter());
         let tokens = sets.len().max(1) as f64;
         let together = Together::new(sets, width);
-        let look = |counters: &mut Counters, neuron: u32| befriended(&together, neuron, counters);
-        let found: Vec<Option<Befriended>> = (0..width as u32)
+        let look = |counters: &mut Counters, neuron: u32| closest_to(&together, neuron, counters);
+        let found: Vec<Option<Closest>> = (0..width as u32)
             .into_par_iter()
             .map_init(|| Counters::new(width), look)
             .collect();
@@ -121,12 +122,13 @@ impl LayerFriends {
             let last = closest.len().saturating_sub(1);
             closest.get(last * tenths / 10).copied().unwrap_or(0.0)
         };
-        let mut fans = vec![0usize; width];
-        known().for_each(|found| fans[found.closest as usize] += 1);
-        fans.sort_unstable_by(|a, b| b.cmp(a));
+        // Of how many neurons each is the closest friend.
+        let mut friend_of = vec![0usize; width];
+        known().for_each(|found| friend_of[found.first as usize] += 1);
+        friend_of.sort_unstable_by(|a, b| b.cmp(a));
         let friends: Vec<Option<u32>> = found
             .iter()
-            .map(|found| found.as_ref().map(|found| found.closest))
+            .map(|found| found.as_ref().map(|found| found.first))
             .collect();
         Self {
             neurons: width,
@@ -136,15 +138,15 @@ impl LayerFriends {
                 mean(known().map(|found| found.together[rank]).sum())
             }),
             closest_deciles: [1, 5, 9].map(decile),
-            distinct_friends: fans.iter().filter(|fans| **fans > 0).count(),
-            friend_of: [1, 8].map(|first| mean(fans.iter().take(first).sum::<usize>() as f64)),
-            friend_fires_in: mean(known().map(|found| fires_in(found.closest)).sum()),
+            distinct_friends: friend_of.iter().filter(|count| **count > 0).count(),
+            friend_of: [1, 8].map(|first| mean(friend_of.iter().take(first).sum::<usize>() as f64)),
+            friend_fires_in: mean(known().map(|found| fires_in(found.first)).sum()),
             bundles: BundleReads::of(trace, &friends, resident),
         }
     }
 }
 
-fn befriended(together: &Together<'_>, neuron: u32, counters: &mut Counters) -> Option<Befriended> {
+fn closest_to(together: &Together<'_>, neuron: u32, counters: &mut Counters) -> Option<Closest> {
     let firings = together.count(neuron);
     if firings < FIRINGS_MIN {
         return None;
@@ -155,8 +157,8 @@ fn befriended(together: &Together<'_>, neuron: u32, counters: &mut Counters) -> 
         let count = friends.get(rank - 1).map_or(0, |(_, count)| *count);
         f64::from(count) / firings as f64
     };
-    Some(Befriended {
-        closest: friends.first()?.0,
+    Some(Closest {
+        first: friends.first()?.0,
         together: RANKS.map(share),
     })
 }

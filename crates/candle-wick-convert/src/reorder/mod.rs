@@ -19,7 +19,7 @@ mod write;
 
 use std::path::Path;
 
-use candle_wick::{FlashFolder, IoOptions, LayerTrace, RecordedTrace, MANIFEST_FILE};
+use candle_wick::{FlashFolder, LayerTrace, RecordedTrace, MANIFEST_FILE};
 use wick_format::{FfnLayer, FileHasher, NeuronOrder, OrderOrigin};
 
 use self::cost::ReadCost;
@@ -85,7 +85,7 @@ pub struct ReorderReport {
     pub bytes: u64,
 }
 
-/// Writes the model in folder `model` into the folder `out`, its neurons in an order made from the trace `trace`.
+/// Writes `model` into the folder `out`, its neurons in an order made from the trace `trace`.
 ///
 /// `out` must not exist, or be empty, or hold what an earlier run with the same folder, trace and options has left, which
 /// is taken up then.
@@ -94,36 +94,32 @@ pub struct ReorderReport {
 /// The trace is of another model or too short, the folder is damaged, `out` holds something else or cannot be written.
 /// `model` is never changed, and `out` has no manifest then.
 pub fn reorder(
-    model: &Path,
+    model: &FlashFolder,
     trace: &Path,
     out: &Path,
     options: &ReorderOptions,
     progress: &dyn Fn(ConvertProgress<'_>),
 ) -> Result<ReorderReport, ConvertError> {
-    if !(options.resident > 0.0 && options.resident < 1.0) {
-        let problem = "can only be reordered for a resident share above 0 and below 1";
-        return Err(ConvertError::checkpoint(model, problem));
-    }
-    let folder = FlashFolder::open(model, IoOptions::default()).map_err(of_model)?;
+    check_resident(trace, options.resident)?;
     let recorded = RecordedTrace::open(trace).map_err(of_model)?;
-    recorded.check_model(folder.manifest()).map_err(of_model)?;
+    recorded.check_model(model.manifest()).map_err(of_model)?;
     if recorded.tokens() < TOKENS_MIN {
         let tokens = recorded.tokens();
         let problem = format!("has {tokens} tokens, an order needs {TOKENS_MIN} at least");
         return Err(ConvertError::checkpoint(trace, problem));
     }
-    refuse_inside(model, out)?;
+    refuse_inside(model.path(), out)?;
     let trace_xxh3 = hash_file(trace, "trace", |_| {})?.xxh3;
     let origin = OrderOrigin {
-        model_hash: folder.manifest().neurons_hash().to_owned(),
+        model_hash: model.manifest().neurons_hash().to_owned(),
         trace_xxh3,
     };
-    let job = job_of(&folder, &origin, options)?;
-    let writer = Writer::new(&folder, out, job)?;
+    let job = job_of(model, &origin, options)?;
+    let writer = Writer::new(model, out, job)?;
     let meter = Meter::new(progress, writer.total_bytes());
     let mut layers = Vec::new();
     let mut orders = Vec::new();
-    for (index, layer) in folder.manifest().layers.iter().enumerate() {
+    for (index, layer) in model.manifest().layers.iter().enumerate() {
         meter.add(0, &format!("order of layer {index}"));
         let trace = recorded.layer(index).map_err(of_model)?;
         let (found, order) = order_of(&trace, layer, options)?;
@@ -136,6 +132,16 @@ pub fn reorder(
         layers,
         bytes,
     })
+}
+
+/// Refuses shares with which everything of a trace is read, or nothing.
+fn check_resident(trace: &Path, resident: f64) -> Result<(), ConvertError> {
+    if resident > 0.0 && resident < 1.0 {
+        return Ok(());
+    }
+    let problem =
+        format!("says what to read with a resident share above 0 and below 1, not {resident}");
+    Err(ConvertError::checkpoint(trace, problem))
 }
 
 fn of_model(error: candle_wick::Error) -> ConvertError {

@@ -17,8 +17,9 @@ use serde::Serialize;
 use wick_io::{advise_huge_pages, Engine, FlashFile, Reader};
 use wick_kernels::{read_plain, read_streams};
 
-use super::load::{reader, Draw, Load};
-use super::spread::{Spread, ROUNDS};
+use crate::draw::Draw;
+use crate::read_load::{reader, Load};
+use crate::spread::{Spread, ROUNDS};
 
 const ENGINES: [Engine; 2] = [Engine::Pool, Engine::Uring];
 /// Lengths of a read in order. The reader cuts the longest into requests of 512 KiB.

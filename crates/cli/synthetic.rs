@@ -1,7 +1,13 @@
-//! How active the neurons of real models are: what is replayed where weights are random.
+//! Folders with random weights: whose shapes they have, and the history that they replay, made up from how active the
+//! neurons of real models are.
+//!
+//! Not here: the history itself (`candle_wick::ActivityTrace`), what is expected of a real model (`activity`).
 
 use anyhow::{Context, Result};
-use candle_wick::{FlashFolder, TraceFigures};
+use candle_wick::{ActivityTrace, FlashFolder, TraceFigures};
+
+/// Of the one history that is made up: whoever replays it sees the same.
+const SEED: u64 = 5;
 
 /// What is known of a model's activity, and from where.
 pub(crate) struct Activity {
@@ -58,4 +64,11 @@ pub(crate) fn synthetic_name(folder: &FlashFolder) -> Result<Option<String>> {
         .context("config.json of a converted folder")?;
     let name = config.get(candle_wick_convert::synthetic::SYNTHETIC_KEY);
     Ok(name.and_then(|name| name.as_str()).map(str::to_owned))
+}
+
+/// The history with these figures that layers of the folder replay, as many neurons as the widest has.
+pub(crate) fn made_up(folder: &FlashFolder, figures: &TraceFigures) -> ActivityTrace {
+    let layers = folder.manifest().layers.iter();
+    let widest = layers.map(|layer| layer.intermediate_size).max();
+    ActivityTrace::new(widest.unwrap_or(0), figures, SEED)
 }
