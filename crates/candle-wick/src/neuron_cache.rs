@@ -11,8 +11,7 @@
 //! last `window_tokens` tokens used it, whatever the policy (the paper's windowing, section 3.1).
 //!
 //! A selection larger than the slots runs in ascending passes: what is resident stays, and the misses
-//! stream through a ring of three parts, so that two are read while the third is computed: with one in flight the
-//! device would run out of requests at each change.
+//! stream through a ring of two parts, so that one is read while the other is computed.
 //!
 //! Invariants:
 //! - `slot_of` and `neuron_of` are inverse maps;
@@ -29,10 +28,11 @@ use crate::eviction_order::{CachePolicy, EvictionOrder};
 const NONE: u32 = u32::MAX;
 /// The slots that a budget leaves each layer at least.
 pub const PASS_NEURONS: usize = 256;
-/// Parts of the streaming ring, where there are slots for so many.
-const RING_PARTS: usize = 3;
+/// Parts of the streaming ring: with three smaller ones, two of them in flight, reading everything for each token was
+/// slower (docs/bench/decode.md).
+const RING_PARTS: usize = 2;
 /// Neurons in one part of the streaming ring at most.
-const RING_PART_NEURONS: usize = 170;
+const RING_PART_NEURONS: usize = 256;
 
 /// The slots and reads of one step, in passes. Its memory is reused from step to step.
 #[derive(Debug, Default)]
@@ -43,8 +43,6 @@ pub struct StepPlan {
     is_miss: Vec<bool>,
     /// Consecutive ranges of the selection.
     passes: Vec<Range<usize>>,
-    /// Parts of the ring that passes stream through by turns.
-    ring_parts: usize,
     /// How often the books had been cleared.
     clear_count: u64,
 }
@@ -52,7 +50,7 @@ pub struct StepPlan {
 impl StepPlan {
     /// How many passes with misses may be read while the one before them is computed.
     pub fn passes_in_flight(&self) -> usize {
-        self.ring_parts - 1
+        RING_PARTS - 1
     }
 
     /// The passes, as ascending ranges of positions in the selection; at least one, perhaps empty.
@@ -168,7 +166,6 @@ impl NeuronCache {
         plan.is_miss.clear();
         plan.passes.clear();
         plan.clear_count = self.clear_count;
-        plan.ring_parts = RING_PARTS.min(self.slot_count().max(2));
         self.mark_and_touch(selection);
         for &neuron in selection {
             let slot = self.slot_of[neuron as usize];
@@ -231,12 +228,13 @@ impl NeuronCache {
         let longest = match self.window_tokens {
             // Nobody stays.
             Some(0) => RING_PART_NEURONS,
-            _ => (self.slot_count() / 12).clamp(42, RING_PART_NEURONS),
+            _ => (self.slot_count() / 8).clamp(64, RING_PART_NEURONS),
         };
-        let parts = plan.ring_parts;
         let overflow = selection.len() - self.slot_count();
-        let part_slots = overflow.clamp(16, longest).min(self.slot_count() / parts);
-        let ring_slots = parts * part_slots;
+        let part_slots = overflow
+            .clamp(16, longest)
+            .min(self.slot_count() / RING_PARTS);
+        let ring_slots = RING_PARTS * part_slots;
         let mut available = self.slot_count() - plan.is_miss.iter().filter(|miss| !**miss).count();
         // Too many hits for a ring: those with the highest ids stream instead.
         for position in (0..selection.len()).rev() {
@@ -268,7 +266,7 @@ impl NeuronCache {
             if is_full || position - start == pass_neurons {
                 plan.passes.push(start..position);
                 // Passes that stream nothing leave the turn to the next, which may be read before they are computed.
-                part = (part + usize::from(streamed > 0)) % parts;
+                part = (part + usize::from(streamed > 0)) % RING_PARTS;
                 round += usize::from(is_full);
                 (start, streamed) = (position, 0);
             }

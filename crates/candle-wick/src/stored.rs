@@ -22,7 +22,7 @@ use crate::stats::MatrixStats;
 /// requests at each change.
 const PARTS: usize = 3;
 /// Slots in each part at most. Fewer leave the device idle, and more were no faster (docs/bench/io.md).
-const PART_SLOTS_MAX: usize = 5;
+const PART_SLOTS_MAX: usize = 8;
 /// Slots in each part for matrices that are through before more would help.
 const PART_SLOTS_MIN: usize = 3;
 /// Bytes of rows that a slot should hold, before room for alignment.
