@@ -16,7 +16,7 @@
 //! Invariants:
 //! - `slot_of` and `neuron_of` are inverse maps;
 //! - no policy gives up a slot of the step at hand;
-//! - during a pass and the reads of [`StepPlan::passes_in_flight`] passes with misses after it, no slot of the pass is
+//! - during a pass and the reads of [`PASSES_IN_FLIGHT`] passes with misses after it, no slot of the pass is
 //!   rewritten.
 //!
 //! Not here: choosing neurons (`selector`), reading them (`wick-io`), multiplying (`wick-kernels`).
@@ -31,6 +31,8 @@ pub const PASS_NEURONS: usize = 256;
 /// Parts of the streaming ring: with three smaller ones, two of them in flight, reading everything for each token was
 /// slower (docs/bench/decode.md).
 const RING_PARTS: usize = 2;
+/// How many passes with misses may be read while the one before them is computed.
+pub(crate) const PASSES_IN_FLIGHT: usize = RING_PARTS - 1;
 /// Neurons in one part of the streaming ring at most.
 const RING_PART_NEURONS: usize = 256;
 
@@ -48,11 +50,6 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
-    /// How many passes with misses may be read while the one before them is computed.
-    pub fn passes_in_flight(&self) -> usize {
-        RING_PARTS - 1
-    }
-
     /// The passes, as ascending ranges of positions in the selection; at least one, perhaps empty.
     pub fn passes(&self) -> &[Range<usize>] {
         &self.passes

@@ -93,8 +93,7 @@ fn run(cache: &mut NeuronCache, device: &mut Device, step: &Step) -> usize {
         next.iter()
             .for_each(|pass| device.read(&selection, &plan, pass));
     };
-    assert!((1..=2).contains(&plan.passes_in_flight()));
-    ahead(&mut reads, device, plan.passes_in_flight());
+    ahead(&mut reads, device, PASSES_IN_FLIGHT);
     for pass in &passes {
         assert!(pass.len() <= step.pass_neurons);
         // Its own reads are through, so one more may be on their way.

@@ -4,7 +4,7 @@
 //!
 //! Invariants:
 //! - A layer has at most one step on its way; its slots are with the step meanwhile.
-//! - Reads of at most as many passes are in flight as the plan allows, in the order of the passes.
+//! - Reads of at most `PASSES_IN_FLIGHT` passes are on their way while another is computed, in the order of the passes.
 //! - A step that is dropped, by an error, a panic or a caller that lost interest, gives the slots back, and what it
 //!   meant to read is not resident.
 //!
@@ -20,7 +20,7 @@ use crate::ahead::Ahead;
 use crate::error::Result;
 use crate::lookahead::Lookahead;
 use crate::mlp::Shared;
-use crate::neuron_cache::StepPlan;
+use crate::neuron_cache::{StepPlan, PASSES_IN_FLIGHT};
 use crate::neurons::Rows;
 use crate::selector::Selection;
 use crate::stats::Clock;
@@ -91,7 +91,7 @@ impl Step {
             has_ended: false,
             clock,
         };
-        step.read_on(&plan, step.passes_ahead(&plan), work);
+        step.read_on(&plan, step.passes_ahead(), work);
         step.plan = Some(plan);
         step.clock.io();
         Ok(step)
@@ -120,7 +120,7 @@ impl Step {
 
     fn run_passes(&mut self, x: Rows<'_>, plan: &StepPlan, work: &mut Workspace) -> Result<()> {
         let overlap = self.shared.switches.overlap;
-        let ahead = self.passes_ahead(plan);
+        let ahead = self.passes_ahead();
         for (index, range) in plan.passes().iter().enumerate() {
             let pass = Pass { x, plan, range };
             if overlap {
@@ -145,9 +145,9 @@ impl Step {
     }
 
     /// Passes whose misses are in flight while others are computed.
-    fn passes_ahead(&self, plan: &StepPlan) -> usize {
+    fn passes_ahead(&self) -> usize {
         match self.shared.switches.overlap {
-            true => plan.passes_in_flight(),
+            true => PASSES_IN_FLIGHT,
             false => 0,
         }
     }
