@@ -2,7 +2,7 @@
 //!
 //! [`Lanes`] is what an ISA offers: vectors of `f32`, widening loads, fused multiply-add, the
 //! lane sum. [`Weight`] picks the widening load of a stored type. [`dot`] and [`add`] hold the
-//! algorithms; `scalar.rs`, `avx2.rs` and `avx512.rs` instantiate them.
+//! algorithms; `scalar.rs`, `avx2.rs`, `avx512.rs` and `neon.rs` instantiate them.
 //!
 //! Everything is `inline(always)` and nothing here has a `target_feature`: the features come from
 //! the function an ISA file wraps around it, and the bodies must melt into that function.

@@ -53,7 +53,9 @@ impl Kernels {
             crate::avx2::is_available().then_some(&crate::avx2::KERNELS),
             crate::avx512::is_available().then_some(&crate::avx512::KERNELS),
         ];
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        let vectors = [Some(&crate::neon::KERNELS)];
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let vectors: [Option<&Self>; 0] = [];
         std::iter::once(&crate::scalar::KERNELS).chain(vectors.into_iter().flatten())
     }
@@ -82,7 +84,7 @@ impl Kernels {
     }
 }
 
-/// The instruction set in use: `avx512f`, `avx2+fma+f16c` or `scalar`.
+/// The instruction set in use: `avx512f`, `avx2+fma+f16c`, `neon` or `scalar`.
 pub fn isa_name() -> &'static str {
     Kernels::detect().name
 }

@@ -41,6 +41,8 @@ mod dot;
 mod dtype;
 mod generic;
 mod kernels;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod plain;
 mod read;
 mod scalar;
