@@ -223,7 +223,7 @@ fn check_peak(sizes: &Sizes) {
             "{label}: peak {peak} wastes {budget}"
         );
         assert!(
-            (peak / planned - 1.0).abs() < 0.05,
+            (peak / planned - 1.0).abs() < 0.08,
             "{label}: peak {peak}, planned {planned}"
         );
     }

@@ -32,7 +32,7 @@ use crate::workspace::{workspace_bytes, CHUNK_TOKENS_MAX};
 
 /// Pages that a process still touches after planning, whatever the model: code and read-only data that the
 /// forward pass runs through, stacks of its threads, small allocations.
-const LATER_PAGES_BYTES: u64 = 2816 * 1024;
+const LATER_PAGES_BYTES: u64 = 4 << 20;
 const SLOTS_LABEL: &str = "neuron slots";
 const PAGE_TABLES_LABEL: &str = "page tables";
 /// Prompt tokens computed together: the first that fits.
