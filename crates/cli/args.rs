@@ -349,6 +349,15 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Some time, at most an hour.
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
+    number(
+        text,
+        |value| value > 0.0 && value <= 3600.0,
+        "more than 0 and at most 3600",
+    )
+}
+
 /// A finite number that is `good`.
 pub(crate) fn number(text: &str, is_good: fn(f64) -> bool, good: &str) -> Result<f64, String> {
     match text.parse::<f64>() {

@@ -151,13 +151,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode> {
     let options = args.options()?;
     let HubModel { path, notes } = args.model()?;
     let bar = output::progress_bar(output::BYTES_BAR, args.quiet);
-    let on_progress = |progress: ConvertProgress<'_>| {
-        bar.set_length(progress.total_bytes);
-        bar.set_position(progress.done_bytes);
-        if bar.message() != progress.step {
-            bar.set_message(progress.step.to_owned());
-        }
-    };
+    let on_progress = |progress: ConvertProgress<'_>| output::show_progress(&bar, progress);
     let report = convert(&path, &args.out, &options, &on_progress);
     bar.finish_and_clear();
     let mut report = report?;

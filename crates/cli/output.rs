@@ -5,6 +5,7 @@
 use std::io::{self, Write};
 
 use anyhow::Result;
+use candle_wick_convert::ConvertProgress;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -49,6 +50,15 @@ pub(crate) fn progress_bar(template: &str, is_quiet: bool) -> ProgressBar {
     match ProgressStyle::with_template(template) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
+    }
+}
+
+/// Moves a bar of [`BYTES_BAR`] to where the writing of a folder is.
+pub(crate) fn show_progress(bar: &ProgressBar, progress: ConvertProgress<'_>) {
+    bar.set_length(progress.total_bytes);
+    bar.set_position(progress.done_bytes);
+    if bar.message() != progress.step {
+        bar.set_message(progress.step.to_owned());
     }
 }
 

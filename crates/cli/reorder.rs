@@ -56,13 +56,7 @@ pub(crate) fn run(args: &ReorderArgs) -> Result<ExitCode> {
     // It reads everything once, in order, and says nothing about settings.
     let folder = args.folder.open_untuned()?;
     let bar = output::progress_bar(output::BYTES_BAR, args.quiet);
-    let on_progress = |progress: ConvertProgress<'_>| {
-        bar.set_length(progress.total_bytes);
-        bar.set_position(progress.done_bytes);
-        if bar.message() != progress.step {
-            bar.set_message(progress.step.to_owned());
-        }
-    };
+    let on_progress = |progress: ConvertProgress<'_>| output::show_progress(&bar, progress);
     let options = ReorderOptions {
         resident: args.resident,
     };

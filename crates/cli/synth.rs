@@ -67,13 +67,7 @@ pub(crate) fn run(args: &SynthArgs) -> Result<ExitCode> {
     };
     let started = Instant::now();
     let bar = output::progress_bar(output::BYTES_BAR, args.quiet);
-    let on_progress = |progress: ConvertProgress<'_>| {
-        bar.set_length(progress.total_bytes);
-        bar.set_position(progress.done_bytes);
-        if bar.message() != progress.step {
-            bar.set_message(progress.step.to_owned());
-        }
-    };
+    let on_progress = |progress: ConvertProgress<'_>| output::show_progress(&bar, progress);
     let written = synthesise(args.like, &args.out, &options, &on_progress);
     bar.finish_and_clear();
     let written = written?;

@@ -17,7 +17,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::activity::Expected;
-use crate::args::{number, ModelArgs, OpenedModel};
+use crate::args::{seconds, ModelArgs, OpenedModel};
 use crate::front::{Front, FrontSpec};
 use crate::machine::Machine;
 use crate::output;
@@ -53,14 +53,6 @@ pub(crate) struct TuneArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    number(
-        text,
-        |value| value > 0.0 && value <= 3600.0,
-        "more than 0 and at most 3600",
-    )
 }
 
 /// What came of it.

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use wick_format::{
-    FfnLayer, FileHasher, FormatError, Manifest, NeuronOrder, TensorExtent, TensorIndex,
+    u32_values, FfnLayer, FileHasher, FormatError, Manifest, NeuronOrder, TensorExtent, TensorIndex,
 };
 use wick_io::{DirectIo, Engine, FlashFile, IoCounters, IoMode, Reader, READER_BOUNCE_BYTES};
 
@@ -26,6 +26,29 @@ use crate::stored::{StoredMatrix, StreamRing};
 
 pub use wick_format::{MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE};
 
+/// Opens a safetensors file and reads which tensors it has.
+pub(crate) fn open_indexed(path: &Path) -> Result<(File, TensorIndex)> {
+    let opened = |source| Error::Open {
+        path: path.to_owned(),
+        source,
+    };
+    let format = |source| Error::Format {
+        path: path.to_owned(),
+        source,
+    };
+    let mut file = File::open(path).map_err(opened)?;
+    let len_bytes = file.metadata().map_err(opened)?.len();
+    let mut first = [0; 8];
+    if len_bytes >= 8 {
+        file.read_exact(&mut first).map_err(opened)?;
+    }
+    let header_bytes = TensorIndex::header_len_bytes(first, len_bytes).map_err(format)?;
+    let mut header = vec![0; header_bytes];
+    file.read_exact(&mut header).map_err(opened)?;
+    let index = TensorIndex::parse(&header, len_bytes).map_err(format)?;
+    Ok((file, index))
+}
+
 /// One safetensors file of the folder.
 pub(crate) struct TensorFile {
     pub(crate) path: PathBuf,
@@ -35,24 +58,7 @@ pub(crate) struct TensorFile {
 
 impl TensorFile {
     fn open(path: PathBuf, direct: DirectIo) -> Result<Self> {
-        let opened = |source| Error::Open {
-            path: path.clone(),
-            source,
-        };
-        let mut plain = File::open(&path).map_err(opened)?;
-        let len_bytes = plain.metadata().map_err(opened)?.len();
-        let format = |source| Error::Format {
-            path: path.clone(),
-            source,
-        };
-        let mut first = [0; 8];
-        if len_bytes >= 8 {
-            plain.read_exact(&mut first).map_err(opened)?;
-        }
-        let header_bytes = TensorIndex::header_len_bytes(first, len_bytes).map_err(format)?;
-        let mut header = vec![0; header_bytes];
-        plain.read_exact(&mut header).map_err(opened)?;
-        let index = TensorIndex::parse(&header, len_bytes).map_err(format)?;
+        let (_, index) = open_indexed(&path)?;
         let file = FlashFile::open(&path, direct)?;
         Ok(Self { path, file, index })
     }
@@ -67,10 +73,7 @@ impl TensorFile {
     /// The values of a U32 tensor, which the index has checked to be one.
     fn checksums(&self, extent: &TensorExtent) -> Result<Vec<u32>> {
         let bytes = self.bytes(extent)?;
-        let words = bytes.chunks_exact(4);
-        Ok(words
-            .map(|word| u32::from_le_bytes(word.try_into().expect("4 bytes")))
-            .collect())
+        Ok(u32_values(&bytes))
     }
 
     fn matrix(&self, name: &str, extent: &TensorExtent) -> Result<StoredMatrix> {

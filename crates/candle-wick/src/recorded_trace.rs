@@ -18,9 +18,10 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use wick_format::{Manifest, StoredDtype, TensorExtent, TensorIndex, TensorSpec};
+use wick_format::{u32_values, Manifest, StoredDtype, TensorExtent, TensorIndex, TensorSpec};
 
 use crate::error::{Error, Result};
+use crate::folder::open_indexed;
 
 /// Key of the form's version in the metadata.
 const VERSION_KEY: &str = "wick_trace";
@@ -140,24 +141,7 @@ impl RecordedTrace {
     /// The file cannot be read, is no trace of this version, or its vectors do not match each other.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
-        let opened = |source| Error::Open {
-            path: path.clone(),
-            source,
-        };
-        let mut file = File::open(&path).map_err(opened)?;
-        let len_bytes = file.metadata().map_err(opened)?.len();
-        let format = |source| Error::Format {
-            path: path.clone(),
-            source,
-        };
-        let mut first = [0; 8];
-        if len_bytes >= 8 {
-            file.read_exact(&mut first).map_err(opened)?;
-        }
-        let header_bytes = TensorIndex::header_len_bytes(first, len_bytes).map_err(format)?;
-        let mut header = vec![0; header_bytes];
-        file.read_exact(&mut header).map_err(opened)?;
-        let index = TensorIndex::parse(&header, len_bytes).map_err(format)?;
+        let (file, index) = open_indexed(&path)?;
         let reason = |reason| Error::Trace {
             path: path.clone(),
             reason,
@@ -240,10 +224,7 @@ impl RecordedTrace {
         file.seek(SeekFrom::Start(extent.offset_bytes))
             .and_then(|_| file.read_exact(&mut bytes))
             .map_err(opened)?;
-        let words = bytes.chunks_exact(4);
-        Ok(words
-            .map(|word| u32::from_le_bytes(word.try_into().expect("4 bytes")))
-            .collect())
+        Ok(u32_values(&bytes))
     }
 
     fn error(&self, reason: String) -> Error {

@@ -20,7 +20,7 @@ use wick_io::{DirectIo, Engine, FlashFile, IoError, Reader};
 
 use super::access::Access;
 use super::plot::{Axis, Figure, Line, Mark, Panel, Scale};
-use crate::args::{number, positive};
+use crate::args::{positive, seconds};
 use crate::draw::Draw;
 use crate::machine::Machine;
 use crate::output;
@@ -110,14 +110,6 @@ fn one_way(text: &str) -> Result<DirectIo, String> {
         DirectIo::Preferred => Err("must be direct or buffered".to_owned()),
         way => Ok(way),
     }
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    number(
-        text,
-        |value| value > 0.0 && value <= 3600.0,
-        "more than 0 and at most 3600",
-    )
 }
 
 /// What was measured, and how.

@@ -21,6 +21,7 @@ use super::cgroup::MemoryCgroup;
 use super::decode::describe;
 use super::row::{RowFigures, RowSpec, TextSpec, TokenFigures};
 use super::subject::{Subject, SubjectArgs};
+use super::table::peak_of_budget;
 use crate::args::positive;
 use crate::interrupt::{CtrlC, INTERRUPTED_STATUS};
 use crate::machine::Machine;
@@ -275,18 +276,9 @@ impl fmt::Display for PromptBench {
             writeln!(f, "interrupted: what was measured until then")?;
         }
         for row in &self.rows {
-            if let (Some(peak), Some(budget)) = (row.peak_bytes, row.budget_bytes) {
-                let judge = if row.in_cgroup {
-                    "in a cgroup of that"
-                } else {
-                    "no cgroup"
-                };
+            if let Some(peak) = peak_of_budget(row.peak_bytes, row.budget_bytes, row.in_cgroup) {
                 let reads = row.reads.as_deref().unwrap_or("no reads");
-                writeln!(
-                    f,
-                    "{} tokens: peak {peak} bytes of {budget} ({judge}), {reads}",
-                    row.tokens
-                )?;
+                writeln!(f, "{} tokens: {peak}, {reads}", row.tokens)?;
             }
         }
         Ok(())

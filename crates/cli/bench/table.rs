@@ -147,6 +147,21 @@ impl Row {
     }
 }
 
+/// The peak of a process beside its budget, and who held it to that.
+pub(super) fn peak_of_budget(
+    peak_bytes: Option<u64>,
+    budget_bytes: Option<u64>,
+    in_cgroup: bool,
+) -> Option<String> {
+    let (peak, budget) = (peak_bytes?, budget_bytes?);
+    let judge = if in_cgroup {
+        "in a cgroup of that"
+    } else {
+        "no cgroup"
+    };
+    Some(format!("peak {peak} bytes of {budget} ({judge})"))
+}
+
 impl DecodeBench {
     /// Everything above the rows.
     fn head(&self) -> String {
@@ -230,14 +245,9 @@ impl DecodeBench {
             lines.extend(self.comparisons(all));
         }
         for row in &self.rows {
-            if let (Some(peak), Some(budget)) = (row.peak_bytes, row.budget_bytes) {
-                let judge = if row.in_cgroup {
-                    "in a cgroup of that"
-                } else {
-                    "no cgroup"
-                };
+            if let Some(peak) = peak_of_budget(row.peak_bytes, row.budget_bytes, row.in_cgroup) {
                 lines.push(format!(
-                    "{}: peak {peak} bytes of {budget} ({judge}), {}, {} tokens",
+                    "{}: {peak}, {}, {} tokens",
                     row.name,
                     row.reads.as_deref().unwrap_or("no reads"),
                     row.tokens

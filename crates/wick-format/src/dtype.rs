@@ -156,6 +156,14 @@ impl std::fmt::Display for StoredDtype {
     }
 }
 
+/// The values of a U32 tensor; bytes beyond the last whole value are left out.
+pub fn u32_values(bytes: &[u8]) -> Vec<u32> {
+    let words = bytes.chunks_exact(4);
+    words
+        .map(|word| u32::from_le_bytes(word.try_into().expect("4 bytes")))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

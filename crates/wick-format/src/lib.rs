@@ -14,7 +14,7 @@ mod order;
 mod record;
 
 pub use checksum::ChecksumBlocks;
-pub use dtype::{Dtype, StoredDtype};
+pub use dtype::{u32_values, Dtype, StoredDtype};
 pub use error::FormatError;
 pub use hash::{crc32c, FileHasher};
 pub use header::{header_len_bytes, RawHeader, RawTensor, HEADER_LEN_MAX};

@@ -4,7 +4,7 @@
 //!
 //! Not here: which order is a good one; everything outside of the records goes by a neuron's own number.
 
-use crate::{crc32c, FormatError};
+use crate::{crc32c, u32_values, FormatError};
 
 /// What an entry is before it is known; no layer has that many neurons.
 const NONE: u32 = u32::MAX;
@@ -64,9 +64,7 @@ impl NeuronOrder {
                 expected: format!("{expected:08x}"),
             });
         }
-        let words = bytes.chunks_exact(4);
-        let words = words.map(|word| u32::from_le_bytes(word.try_into().expect("4 bytes")));
-        Self::new(tensor, words.collect())
+        Self::new(tensor, u32_values(bytes))
     }
 
     /// The bytes that [`parse`](Self::parse) reads.
