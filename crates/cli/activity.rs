@@ -21,8 +21,10 @@ const LFU_SAVES: f64 = 0.38;
 
 /// What is expected, and the sentence that says where it is from.
 pub(crate) struct Expected {
-    /// `None` where all neurons are used, or only running would tell.
+    /// Of all layers together; `None` where all neurons are used, or only running would tell.
     pub(crate) figures: Option<TraceFigures>,
+    /// Of each layer with its own slots, where that was measured; empty where not.
+    pub(crate) by_layer: Vec<TraceFigures>,
     /// Share of the neurons that a token misses with the planned slots, where that was measured.
     pub(crate) missed: Option<f64>,
     pub(crate) source: String,
@@ -33,6 +35,7 @@ impl Expected {
     pub(crate) fn of(folder: &FlashFolder, plan: &BudgetPlan, policy: CachePolicy) -> Result<Self> {
         let nothing = |source: &str| Self {
             figures: None,
+            by_layer: Vec::new(),
             missed: None,
             source: source.to_owned(),
         };
@@ -47,6 +50,7 @@ impl Expected {
             let activity = activity(&folder.manifest().model_type);
             return Ok(Self {
                 figures: Some(activity.figures),
+                by_layer: Vec::new(),
                 missed: None,
                 source: format!("replayed trace with the figures of {}", activity.source),
             });
@@ -66,6 +70,7 @@ impl Expected {
                 };
                 Self {
                     figures: Some(at_residency(windows, selected, slot_share(folder, plan))),
+                    by_layer: by_layer(predictors, windows, folder, plan),
                     missed: is_known.then(|| missed(windows, selected, folder, plan, policy)),
                     source: format!("measured when the predictors were fitted{of_policy}"),
                 }
@@ -77,6 +82,7 @@ impl Expected {
                     union: mean(&predictors.union_fraction),
                     fresh: FRESH_OF_SELECTED * selected,
                 }),
+                by_layer: Vec::new(),
                 missed: None,
                 source: format!(
                     "unknown: fitted before it was measured, {:.0} % of the selected are taken for new, as in OPT 6.7B; \
@@ -93,6 +99,29 @@ fn slot_share(folder: &FlashFolder, plan: &BudgetPlan) -> f64 {
     let layers = folder.manifest().layers.iter();
     let neurons: usize = layers.map(|layer| layer.intermediate_size).sum();
     plan.slots_per_layer.iter().sum::<usize>() as f64 / neurons.max(1) as f64
+}
+
+/// The figures of each layer over the window that its own slots hold.
+fn by_layer(
+    predictors: &PredictorMetadata,
+    windows: &[WindowShares],
+    folder: &FlashFolder,
+    plan: &BudgetPlan,
+) -> Vec<TraceFigures> {
+    let layers = folder.manifest().layers.iter();
+    let residency = layers
+        .zip(&plan.slots_per_layer)
+        .map(|(layer, slots)| *slots as f64 / layer.intermediate_size.max(1) as f64);
+    let of_layer = windows
+        .iter()
+        .zip(&predictors.selected_fraction)
+        .zip(residency);
+    of_layer
+        .map(|((window, selected), residency)| {
+            let selected = f64::from(*selected).clamp(0.0, 1.0);
+            at_residency(std::slice::from_ref(window), selected, residency)
+        })
+        .collect()
 }
 
 /// What is outside of the window that each layer's own slots hold, less what `policy` saves of it, as a share of all

@@ -1,8 +1,8 @@
 //! The first layers of a model at work: what predictions are made of, and what settings are tried on.
 //!
 //! Layers of a model are alike, so a few of them, placed as the plan places all, show what each takes: with the
-//! engine, the kernels and the threads that a run would have. They get the mean of the planned slots. Whoever chooses
-//! neurons with predictors gets a made-up trace of the activity that is known of the model ([`activity`](crate::activity)),
+//! engine, the kernels and the threads that a run would have. They get the mean of the planned slots; a model so small that
+//! all its layers are tried has its own. Whoever chooses neurons with predictors gets a made-up trace of the activity that is known of the model ([`activity`](crate::activity)),
 //! since input that means nothing selects nothing that says anything.
 //!
 //! Not here: what the times mean for the whole model (`predict`), which settings are better (`tune`).
@@ -10,9 +10,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Result};
-use candle_wick::{BudgetPlan, FlashFolder, SelectorKind, TraceFigures};
+use candle_wick::{BudgetPlan, FlashFolder, SelectorKind};
 use candle_wick_models::{LoadOptions, LoadedModel};
 
+use crate::activity::Expected;
 use crate::draw::Draw;
 use crate::pass::{pass, Pass};
 use crate::synthetic::made_up;
@@ -29,7 +30,7 @@ const QUIET_TOKENS: usize = 8;
 /// Which layers to load, and how.
 #[derive(Clone)]
 pub(crate) struct FrontSpec {
-    /// Of the whole model, with the mean of its slots for each layer.
+    /// Of the whole model, with the mean of its slots for each layer where not all are loaded.
     plan: BudgetPlan,
     options: LoadOptions,
     pub(crate) layers: usize,
@@ -49,28 +50,37 @@ pub(crate) struct Front {
 }
 
 impl FrontSpec {
-    /// The first layers of `folder` under `plan`; `figures` is the activity of a selector with predictors.
+    /// The first layers of `folder` under `plan`, as active as `expected` says of a selector with predictors.
     pub(crate) fn new(
         folder: &FlashFolder,
         plan: &BudgetPlan,
         options: &LoadOptions,
-        figures: Option<&TraceFigures>,
+        expected: &Expected,
     ) -> Self {
         let manifest = folder.manifest();
         let widths = || manifest.layers.iter().map(|layer| layer.intermediate_size);
         let layers_of_model = manifest.layers.len();
         let layer_bytes = manifest.dense_weight_bytes / layers_of_model.max(1) as u64;
         let layers = (FRONT_BYTES / layer_bytes.max(1)) as usize + 1;
+        let is_whole = layers >= layers_of_model;
+        let layers = if is_whole {
+            layers_of_model
+        } else {
+            layers.clamp(LAYERS_MIN, (layers_of_model / 2).max(LAYERS_MIN))
+        };
         let mut plan = plan.clone();
         let slots: usize = plan.slots_per_layer.iter().sum();
         let width = widths().max().unwrap_or(0);
-        if widths().all(|other| other == width) {
+        if !is_whole && widths().all(|other| other == width) {
             let mean = slots as f64 / layers_of_model.max(1) as f64;
             plan.slots_per_layer.fill(mean.round() as usize);
         }
-        let trace = figures
-            .filter(|_| plan.selector == SelectorKind::LowRank)
-            .map(|figures| made_up(folder, figures));
+        let figures = match &expected.by_layer[..] {
+            by_layer if is_whole && !by_layer.is_empty() => by_layer,
+            _ => expected.figures.as_slice(),
+        };
+        let is_replayed = plan.selector == SelectorKind::LowRank && !figures.is_empty();
+        let trace = is_replayed.then(|| made_up(folder, figures));
         Self {
             streamed_share: streamed_share(folder, &plan),
             plan,
@@ -78,9 +88,7 @@ impl FrontSpec {
                 trace,
                 ..options.clone()
             },
-            layers: layers
-                .clamp(LAYERS_MIN, (layers_of_model / 2).max(LAYERS_MIN))
-                .min(layers_of_model),
+            layers,
             layers_of_model,
         }
     }

@@ -1,6 +1,6 @@
 //! What a model will do on this machine, before it is loaded: `wick plan --predict`.
 //!
-//! The first layers are loaded as the plan places them ([`front`](crate::front)) and run on tokens at random, which
+//! The first layers, or all of a small model, are loaded as the plan places them ([`front`](crate::front)) and run on tokens at random, which
 //! gives the rates: how long loading takes for each byte, what a layer takes for a prompt and for a token, what the
 //! head takes. A prediction is the sum over all layers. What is not known exactly is which neurons will be missing; the
 //! prediction says where its figures are from.
@@ -90,7 +90,7 @@ pub(crate) fn predict(
     let started = Instant::now();
     let folder = &model.folder;
     let expected = Expected::of(folder, plan, model.options.cache_policy)?;
-    let spec = FrontSpec::new(folder, plan, &model.options, expected.figures.as_ref());
+    let spec = FrontSpec::new(folder, plan, &model.options, &expected);
     let load = |is_streamed: bool| {
         try_out(
             &spec.with_streamed(folder, is_streamed),

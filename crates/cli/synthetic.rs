@@ -66,9 +66,10 @@ pub(crate) fn synthetic_name(folder: &FlashFolder) -> Result<Option<String>> {
     Ok(name.and_then(|name| name.as_str()).map(str::to_owned))
 }
 
-/// The history with these figures that layers of the folder replay, as many neurons as the widest has.
-pub(crate) fn made_up(folder: &FlashFolder, figures: &TraceFigures) -> ActivityTrace {
+/// The history that layers of the folder replay, as many neurons as the widest has: one set of figures for all layers, or one
+/// for each.
+pub(crate) fn made_up(folder: &FlashFolder, figures: &[TraceFigures]) -> ActivityTrace {
     let layers = folder.manifest().layers.iter();
     let widest = layers.map(|layer| layer.intermediate_size).max();
-    ActivityTrace::new(widest.unwrap_or(0), figures, SEED)
+    ActivityTrace::by_layer(widest.unwrap_or(0), figures, SEED)
 }

@@ -76,7 +76,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
     let mut ids = args.ids(&opened, is_synthetic)?;
     if is_synthetic && plan.selector == SelectorKind::LowRank {
         let figures = &activity(&opened.folder.manifest().model_type).figures;
-        opened.options.trace = Some(made_up(&opened.folder, figures));
+        opened.options.trace = Some(made_up(&opened.folder, &[*figures]));
     }
     let mut model = LoadedModel::load(opened.folder, &opened.options)?;
     ids.truncate(args.tokens);

@@ -96,9 +96,8 @@ pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
         .open_with(Interrupt::new(), &Settings::default())?;
     let plan = candle_wick_models::plan(&model.folder, &model.options)?;
     let expected = Expected::of(&model.folder, &plan, model.options.cache_policy)?;
-    let figures = expected.figures.as_ref();
     let mut bench = Bench {
-        spec: FrontSpec::new(&model.folder, &plan, &model.options, figures),
+        spec: FrontSpec::new(&model.folder, &plan, &model.options, &expected),
         model: &model,
         given: args.model.given(),
         deadline: Instant::now() + Duration::from_secs_f64(args.seconds),

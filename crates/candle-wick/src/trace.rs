@@ -34,10 +34,11 @@ const FIT_POINTS: usize = 1024;
 const EXPONENTS: usize = 61;
 const EXPONENT_STEP: f64 = 0.025;
 
-/// The chains of one layer's neurons, by rank; layers share them.
+/// The chains of each layer's neurons, by rank.
 #[derive(Clone, Debug)]
 pub struct ActivityTrace {
-    chains: Arc<[Chain]>,
+    /// One for all layers, or one a layer.
+    chains: Vec<Arc<[Chain]>>,
     seed: u64,
     guessed: f64,
 }
@@ -63,17 +64,14 @@ struct Law {
 impl ActivityTrace {
     /// A trace for layers of `neuron_count` neurons whose figures come as close to `figures` as the model allows.
     pub fn new(neuron_count: usize, figures: &TraceFigures, seed: u64) -> Self {
-        let law = Law::fit(figures);
-        let chains = shares(neuron_count, law.exponent, figures.selected)
-            .into_iter()
-            .map(|share| Chain {
-                on: units(share),
-                turn_on: units(share * (1.0 - law.persistence)),
-                turn_off: units((1.0 - share) * (1.0 - law.persistence)),
-            })
-            .collect();
+        Self::by_layer(neuron_count, std::slice::from_ref(figures), seed)
+    }
+
+    /// The same for layers that differ: the figures of each, in order.
+    pub fn by_layer(neuron_count: usize, figures: &[TraceFigures], seed: u64) -> Self {
+        let chains = figures.iter().map(|figures| chains(neuron_count, figures));
         Self {
-            chains,
+            chains: chains.collect(),
             seed,
             guessed: 0.0,
         }
@@ -86,18 +84,27 @@ impl ActivityTrace {
 
     /// The history of layer `index`.
     pub(crate) fn replay(&self, index: usize, neuron_count: usize) -> Result<Replay> {
-        if neuron_count != self.chains.len() {
-            let reason = format!(
+        let refused = |reason| Error::Selector {
+            selector: "replay",
+            reason,
+        };
+        let chains = match &self.chains[..] {
+            [all] => all,
+            layers => layers.get(index).ok_or_else(|| {
+                refused(format!(
+                    "a trace for {} layers, asked for layer {index}",
+                    layers.len()
+                ))
+            })?,
+        };
+        if neuron_count != chains.len() {
+            return Err(refused(format!(
                 "a trace for layers of {} neurons, layer {index} has {neuron_count}",
-                self.chains.len()
-            );
-            return Err(Error::Selector {
-                selector: "replay",
-                reason,
-            });
+                chains.len()
+            )));
         }
         Ok(Replay {
-            chains: self.chains.clone(),
+            chains: chains.clone(),
             stride: coprime_stride(neuron_count, hash(self.seed, index as u64)),
             seed: hash(self.seed ^ 0x5bd1, index as u64),
             is_on: vec![false; neuron_count],
@@ -175,6 +182,19 @@ impl Replay {
         }
         true
     }
+}
+
+/// The chains of a layer, by rank.
+fn chains(neuron_count: usize, figures: &TraceFigures) -> Arc<[Chain]> {
+    let law = Law::fit(figures);
+    shares(neuron_count, law.exponent, figures.selected)
+        .into_iter()
+        .map(|share| Chain {
+            on: units(share),
+            turn_on: units(share * (1.0 - law.persistence)),
+            turn_off: units((1.0 - share) * (1.0 - law.persistence)),
+        })
+        .collect()
 }
 
 impl Chain {
@@ -374,5 +394,23 @@ mod tests {
         let [mut first, mut second] = [0, 1].map(|index| trace.replay(index, 96).unwrap());
         assert_ne!(tokens(&mut first, 8, 1), tokens(&mut second, 8, 1));
         assert!(trace.replay(0, 97).is_err());
+    }
+
+    #[test]
+    fn a_trace_by_layer_has_the_figures_of_each() {
+        let busier = TraceFigures {
+            selected: 0.3,
+            union: 0.6,
+            fresh: 0.08,
+            ..OPT
+        };
+        let trace = ActivityTrace::by_layer(NEURONS, &[OPT, busier], 7);
+        let selected = |index: usize| {
+            let sets = tokens(&mut trace.replay(index, NEURONS).unwrap(), 40, 1);
+            sets.iter().map(Vec::len).sum::<usize>() as f64 / (40 * NEURONS) as f64
+        };
+        assert!((selected(0) / 0.1 - 1.0).abs() < 0.05, "{}", selected(0));
+        assert!((selected(1) / 0.3 - 1.0).abs() < 0.05, "{}", selected(1));
+        assert!(trace.replay(2, NEURONS).is_err());
     }
 }

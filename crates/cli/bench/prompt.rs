@@ -104,12 +104,11 @@ pub(crate) fn run(args: &PromptArgs) -> Result<ExitCode> {
     let ctrl_c = CtrlC::watch()?;
     let subject = Subject::open(&args.subject)?;
     let ids = ids(args, &subject)?;
-    let longest = args
-        .tokens
-        .iter()
-        .max()
-        .map_or(0, |tokens| tokens + DECODED);
-    let ctx = subject.ctx_up_to(longest)?;
+    let longest = args.tokens.iter().copied().max().unwrap_or(0);
+    // The longest prompt may fill the model's context, with no room to decode behind it.
+    let ctx = subject
+        .ctx_up_to(longest + DECODED)?
+        .max(subject.ctx_up_to(longest)?);
     let spec = subject.spec(&subject.options(args.memory, ctx))?;
     let mut rates = subject.rates()?;
     ctrl_c.arm();

@@ -99,7 +99,8 @@ impl RowFigures {
 
 impl RowSpec {
     fn options(&self, folder: &FlashFolder) -> Result<LoadOptions> {
-        let trace = |figures: &TraceFigures| made_up(folder, figures).with_guesses(self.guessed);
+        let trace =
+            |figures: &TraceFigures| made_up(folder, &[*figures]).with_guesses(self.guessed);
         Ok(LoadOptions {
             memory: Some(self.memory.parse::<Memory>()?),
             ctx: Some(self.ctx),
