@@ -22,7 +22,7 @@ use candle::{Module, Tensor};
 use wick_io::SlotBuffer;
 
 use crate::activation::Activation;
-use crate::ahead::Ahead;
+use crate::ahead::{Ahead, Worth};
 use crate::error::{Error, Result};
 use crate::neuron_cache::NeuronCache;
 use crate::neurons::{LayerNeurons, Rows};
@@ -65,6 +65,8 @@ pub(crate) struct State {
     pub(crate) slots: Option<SlotBuffer>,
     /// What was guessed for the next step.
     pub(crate) ahead: Option<Ahead>,
+    /// What the last guesses were worth.
+    pub(crate) worth: Worth,
 }
 
 impl State {
@@ -123,6 +125,7 @@ impl FlashMlp {
             cache,
             slots: Some(neurons.new_slots(slot_count)?),
             ahead: None,
+            worth: Worth::default(),
         };
         if slot_count == intermediate_size && placement.window_tokens.is_none() {
             state.fill(&neurons)?;

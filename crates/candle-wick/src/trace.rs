@@ -77,7 +77,8 @@ impl ActivityTrace {
         }
     }
 
-    /// With guesses, ahead of a token, that name this share of its neurons, and another neuron for each that they miss.
+    /// With guesses, ahead of a token, that name this share of its neurons, and for each that they miss another one, which is
+    /// the more likely to be named the more often it is on.
     pub fn with_guesses(self, guessed: f64) -> Self {
         Self { guessed, ..self }
     }
@@ -110,6 +111,7 @@ impl ActivityTrace {
             is_on: vec![false; neuron_count],
             token: 0,
             guessed: self.guessed,
+            off_weight: chains.iter().map(|chain| chain.off_weight()).sum(),
         })
     }
 }
@@ -124,6 +126,8 @@ pub(crate) struct Replay {
     is_on: Vec<bool>,
     token: u64,
     guessed: f64,
+    /// Expected sum of `on` over the neurons that are off, in units.
+    off_weight: f64,
 }
 
 impl Replay {
@@ -160,8 +164,8 @@ impl Replay {
             return false;
         }
         let on_count = self.is_on.iter().filter(|is_on| **is_on).count();
-        let wrong = (1.0 - self.guessed) * on_count as f64 / (self.is_on.len() - on_count) as f64;
-        let (right, wrong) = (units(self.guessed), units(wrong));
+        let right = units(self.guessed);
+        let wrong = (1.0 - self.guessed) * on_count as f64 / self.off_weight.max(1.0) * 65536.0;
         let (mut rank, mut draws, mut doubts) = (0, 0, 0);
         for neuron in 0..self.is_on.len() {
             if neuron % 4 == 0 {
@@ -171,7 +175,10 @@ impl Replay {
             }
             let chain = self.chains[rank];
             let will_be_on = chain.next(self.token, self.is_on[neuron], draw(draws, neuron));
-            let named = if will_be_on { right } else { wrong };
+            let named = match will_be_on {
+                true => right,
+                false => (wrong * f64::from(chain.on)) as u32,
+            };
             if draw(doubts, neuron) < named {
                 hand_out(neuron as u32);
             }
@@ -198,6 +205,11 @@ fn chains(neuron_count: usize, figures: &TraceFigures) -> Arc<[Chain]> {
 }
 
 impl Chain {
+    /// Share of tokens that it is on for, where it is off: `on (1 - on)`, in units.
+    fn off_weight(self) -> f64 {
+        f64::from(self.on) * (1.0 - f64::from(self.on) / 65536.0)
+    }
+
     /// Whether a neuron is on at `place`, given that it was (or not) at the place before.
     fn next(self, place: u64, was_on: bool, draw: u32) -> bool {
         match (place, was_on) {
@@ -309,6 +321,8 @@ fn hash(seed: u64, counter: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     const NEURONS: usize = 16384;
@@ -385,6 +399,19 @@ mod tests {
         let share = |count: usize| count as f64 / truth.len() as f64;
         assert!((share(right) - 0.8).abs() < 0.04, "{}", share(right));
         assert!((share(guess.len() - right) - 0.2).abs() < 0.04);
+        // Wrong ones are popular: many were on not long ago, as in a real model.
+        let wrong: Vec<_> = guess
+            .iter()
+            .filter(|id| truth.binary_search(id).is_err())
+            .collect();
+        let mut replay = trace.replay(3, NEURONS).unwrap();
+        let seen: BTreeSet<u32> = tokens(&mut replay, 10, 1).into_iter().flatten().collect();
+        let known = wrong.iter().filter(|id| seen.contains(id)).count();
+        assert!(
+            known as f64 > 0.4 * wrong.len() as f64,
+            "{known} of {}",
+            wrong.len()
+        );
         assert!(!self::replay().guess(|_| {}));
     }
 
