@@ -3,7 +3,7 @@
 //! `fit` runs the model over a text, keeps every FFN's inputs, and for each layer takes the best low-rank
 //! approximation of the deciding matrix (`factor`), then the threshold that reaches the asked recall on a part
 //! of the text that the fit has not seen, and measures on another such part. The result is
-//! `predictors.safetensors` in the model's folder, replaced as a whole.
+//! `predictors.safetensors` in the model's folder, or a file elsewhere, replaced as a whole.
 
 mod capture;
 mod factor;
@@ -13,7 +13,10 @@ mod threshold;
 use std::path::{Path, PathBuf};
 
 use candle::{DType, Device, Tensor};
-use candle_wick::{Memory, PredictorMetadata, SelectorKind};
+use candle_wick::{
+    Between, Memory, PredictorForm, PredictorInput, PredictorMetadata, SelectorKind,
+    PREDICTORS_FILE,
+};
 use candle_wick_models::{Interrupt, LoadOptions, LoadedModel, WickTokenizer};
 use wick_format::{FfnLayer, Manifest};
 
@@ -35,19 +38,21 @@ pub struct FitOptions {
     pub tokens: usize,
     /// Budget of the model while it runs.
     pub memory: Option<Memory>,
+    /// The file to write, by default the model's own.
+    pub out: Option<PathBuf>,
     /// Stops the fit.
     pub interrupt: Interrupt,
 }
 
 impl Default for FitOptions {
     fn default() -> Self {
-        let (memory, interrupt) = (None, Interrupt::new());
         Self {
             rank: 64,
             recall: 0.97,
             tokens: 65_536,
-            memory,
-            interrupt,
+            memory: None,
+            out: None,
+            interrupt: Interrupt::new(),
         }
     }
 }
@@ -107,7 +112,11 @@ pub fn fit(
     let fitted = observed.for_each_layer(options, progress, |layer, x| {
         fit_layer(&observed.model, layer, x, &parts, options)
     })?;
-    let (path, bytes) = write_fitted(model, observed.manifest(), &fitted, options.rank)?;
+    let path = options
+        .out
+        .clone()
+        .unwrap_or_else(|| model.join(PREDICTORS_FILE));
+    let bytes = write_fitted(&path, observed.manifest(), &fitted, options.rank)?;
     let tokens = [parts.fit, parts.tune, parts.measure];
     let layers = fitted.iter().map(|(_, quality)| *quality).collect();
     Ok(FitReport {
@@ -152,20 +161,22 @@ pub fn measure(
     })
 }
 
-/// Writes the file; gives its path and size.
+/// Writes the file; gives its size.
 fn write_fitted(
-    folder: &Path,
+    path: &Path,
     manifest: &Manifest,
     fitted: &[(Factors, LayerQuality)],
     rank: usize,
-) -> Result<(PathBuf, u64), ConvertError> {
+) -> Result<u64, ConvertError> {
     let of = |value: fn(&LayerQuality) -> f32| {
         fitted.iter().map(|(_, quality)| value(quality)).collect()
     };
     let metadata = PredictorMetadata {
         model_hash: manifest.neurons_hash().to_owned(),
-        input: "ffn_input".to_owned(),
-        between: "none".to_owned(),
+        form: PredictorForm::LowRank,
+        input: PredictorInput::FfnInput,
+        between: Between::None,
+        made_by: Some("closed form".to_owned()),
         thresholds: of(|quality| quality.threshold),
         recall: of(|quality| quality.recall),
         selected_fraction: of(|quality| quality.selected_fraction),
@@ -177,13 +188,8 @@ fn write_fitted(
         let bytes = factors.stored_bytes(part);
         Ok(bytes.map_err(candle_wick_models::Error::from)?)
     };
-    file::write(
-        folder,
-        manifest,
-        &metadata,
-        &vec![rank; fitted.len()],
-        &content,
-    )
+    let ranks = vec![rank; fitted.len()];
+    file::write_low_rank(path, manifest, &metadata, &ranks, &content)
 }
 
 /// A model that ran over a text, and what its FFNs saw.
