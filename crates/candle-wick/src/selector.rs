@@ -159,6 +159,15 @@ impl Selector {
             SelectorKind::Oracle => return Ok(Self::Oracle),
             SelectorKind::LowRank => vb.folder().needed_predictors()?,
         };
+        let (form, input, between) = (metadata.form, metadata.input, metadata.between);
+        if (form, input, between) != Default::default() {
+            return Err(Error::Selector {
+                selector: kind.name(),
+                reason: format!(
+                    "predictors of form {form}, input {input} and {between} between are not run here yet"
+                ),
+            });
+        }
         let layer = &neurons.layer;
         let name = layer.predictor_tensor("down.weight");
         let extent = vb

@@ -8,9 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{bail, ensure, Context, Result};
 use candle_wick::HumanBytes;
-use candle_wick_convert::predictor::{
-    evaluate, Bin, Evaluation, LayerEvaluation, Quality,
-};
+use candle_wick_convert::predictor::{evaluate, Bin, Evaluation, LayerEvaluation, Quality};
 use candle_wick_models::LoadedModel;
 use clap::Args;
 
@@ -62,7 +60,10 @@ pub(super) fn run(args: &EvalArgs) -> Result<ExitCode> {
     let opened = args.model.open(ctrl_c.flag())?;
     let mut ids = args.ids(&opened)?;
     ids.truncate(args.tokens);
-    ensure!(!ids.is_empty(), "the text has 0 tokens, nothing to judge by");
+    ensure!(
+        !ids.is_empty(),
+        "the text has 0 tokens, nothing to judge by"
+    );
     if let Some(folder) = &args.plot {
         fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
@@ -109,7 +110,11 @@ fn table(evaluation: &Evaluation) -> String {
         )
     };
     for (index, layer) in evaluation.layers.iter().enumerate() {
-        lines.push(line(&index.to_string(), &layer.quality, layer.bytes_per_token));
+        lines.push(line(
+            &index.to_string(),
+            &layer.quality,
+            layer.bytes_per_token,
+        ));
     }
     lines.push(line("all", &evaluation.all, evaluation.bytes_per_token));
     if let [Some(active), Some(missed)] = medians(&evaluation.histogram) {
@@ -159,12 +164,16 @@ fn by_layer(evaluation: &Evaluation, name: &str, note: &str) -> Figure {
     // A name has one colour in all panels, the legend those of the first.
     let panel = |label: &str, active, selected, cached| Panel {
         y: Axis::new(label, Scale::Linear),
-        lines: [("active", active), ("selected", selected), ("cached", cached)]
-            .map(|(name, marks)| Line {
-                name: name.to_owned(),
-                marks,
-            })
-            .into(),
+        lines: [
+            ("active", active),
+            ("selected", selected),
+            ("cached", cached),
+        ]
+        .map(|(name, marks)| Line {
+            name: name.to_owned(),
+            marks,
+        })
+        .into(),
     };
     Figure {
         title: format!("{name}: neurons by layer"),
@@ -209,7 +218,10 @@ fn histogram(evaluation: &Evaluation, name: &str, note: &str) -> Figure {
     Figure {
         title: format!("{name}: pre-activations of active neurons"),
         note: note.to_owned(),
-        x: Axis::new("pre-activation above the activation's threshold", Scale::Log2),
+        x: Axis::new(
+            "pre-activation above the activation's threshold",
+            Scale::Log2,
+        ),
         panels: vec![Panel {
             y: Axis::new("% of the active, by half octaves", Scale::Linear),
             lines: vec![

@@ -124,7 +124,11 @@ fn probability(text: &str) -> Result<f64, String> {
 }
 
 fn rate(text: &str) -> Result<f64, String> {
-    number(text, |value| value > 0.0 && value <= 1.0, "more than 0 and at most 1")
+    number(
+        text,
+        |value| value > 0.0 && value <= 1.0,
+        "more than 0 and at most 1",
+    )
 }
 
 /// Closed form and trained pair side by side, a line for each layer; then what else was tried.
@@ -199,6 +203,9 @@ mod tests {
         assert_eq!(columns, [columns[0]; 4], "{text}");
         report.layers = vec![layer(&[0.9, 0.7])];
         let text = summary(&report, 0.95);
-        assert!(text.contains("threshold 2") && text.contains("0.700"), "{text}");
+        assert!(
+            text.contains("threshold 2") && text.contains("0.700"),
+            "{text}"
+        );
     }
 }

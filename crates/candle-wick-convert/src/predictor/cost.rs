@@ -47,7 +47,10 @@ fn missed(quality: &LayerQuality, residency: f64) -> f64 {
     }
     let windows = (0..WINDOW_TOKENS.len()).map(|window| {
         let shares = &quality.windows;
-        (f64::from(shares.union[window]), f64::from(shares.fresh[window]))
+        (
+            f64::from(shares.union[window]),
+            f64::from(shares.fresh[window]),
+        )
     });
     let mut before = (0.0, f64::from(quality.selected_fraction));
     for (union, fresh) in windows {

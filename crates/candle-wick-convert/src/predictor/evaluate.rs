@@ -111,7 +111,9 @@ fn judge(
     trace: &RecordedTrace,
     window: usize,
 ) -> Result<Tally, ConvertError> {
-    let selections = trace.layer(index).map_err(candle_wick_models::Error::from)?;
+    let selections = trace
+        .layer(index)
+        .map_err(candle_wick_models::Error::from)?;
     let x = capture.inputs(index, layer.hidden_size)?;
     let judged = || -> candle::Result<Tally> {
         let (weight, bias) = deciding(model, layer)?;

@@ -49,7 +49,10 @@ impl Labels {
     pub(super) fn rows(&self, tokens: &[u32], device: &Device) -> Result<Tensor> {
         let mut values = Vec::with_capacity(tokens.len() * self.neurons);
         for &token in tokens {
-            values.extend(self.token(token as usize).map(|active| f32::from(u8::from(active))));
+            values.extend(
+                self.token(token as usize)
+                    .map(|active| f32::from(u8::from(active))),
+            );
         }
         Tensor::from_vec(values, (tokens.len(), self.neurons), device)
     }

@@ -3,7 +3,7 @@
 //! `fit` runs the model over a text, keeps every FFN's inputs, and for each layer takes the best low-rank
 //! approximation of the deciding matrix (`factor`), then the threshold that reaches the asked recall on a part
 //! of the text that the fit has not seen, and measures on another such part. The result is
-//! `predictors.safetensors` in the model's folder, replaced as a whole.
+//! `predictors.safetensors` in the model's folder, or a file elsewhere, replaced as a whole.
 
 mod capture;
 mod cost;
@@ -21,7 +21,10 @@ mod work;
 use std::path::{Path, PathBuf};
 
 use candle::{DType, Device, Tensor};
-use candle_wick::{Memory, PredictorMetadata, SelectorKind};
+use candle_wick::{
+    Between, Memory, PredictorForm, PredictorInput, PredictorMetadata, SelectorKind,
+    PREDICTORS_FILE,
+};
 use candle_wick_models::{Interrupt, LoadOptions, LoadedModel, WickTokenizer};
 use wick_format::{FfnLayer, Manifest};
 
@@ -46,19 +49,21 @@ pub struct FitOptions {
     pub tokens: usize,
     /// Budget of the model while it runs.
     pub memory: Option<Memory>,
+    /// The file to write, by default the model's own.
+    pub out: Option<PathBuf>,
     /// Stops the fit.
     pub interrupt: Interrupt,
 }
 
 impl Default for FitOptions {
     fn default() -> Self {
-        let (memory, interrupt) = (None, Interrupt::new());
         Self {
             rank: 64,
             recall: 0.97,
             tokens: 65_536,
-            memory,
-            interrupt,
+            memory: None,
+            out: None,
+            interrupt: Interrupt::new(),
         }
     }
 }
@@ -119,7 +124,11 @@ pub fn fit(
     let fitted = observed.for_each_layer(options, progress, |_, layer, x| {
         fit_layer(&observed.model, layer, x, &parts, options).map_err(model_error)
     })?;
-    let (path, bytes) = write_fitted(model, observed.manifest(), &fitted, options.rank)?;
+    let path = options
+        .out
+        .clone()
+        .unwrap_or_else(|| model.join(PREDICTORS_FILE));
+    let bytes = write_fitted(&path, observed.manifest(), &fitted, "closed form")?;
     let tokens = [parts.fit, parts.tune, parts.measure];
     let layers = fitted.iter().map(|(_, quality)| *quality).collect();
     Ok(FitReport {
@@ -174,20 +183,22 @@ fn measure_layer(
     truth.quality(&factors, x, threshold)
 }
 
-/// Writes the file; gives its path and size.
+/// Writes the file; gives its size.
 fn write_fitted(
-    folder: &Path,
+    path: &Path,
     manifest: &Manifest,
     fitted: &[(Factors, LayerQuality)],
-    rank: usize,
-) -> Result<(PathBuf, u64), ConvertError> {
+    made_by: &str,
+) -> Result<u64, ConvertError> {
     let of = |value: fn(&LayerQuality) -> f32| {
         fitted.iter().map(|(_, quality)| value(quality)).collect()
     };
     let metadata = PredictorMetadata {
         model_hash: manifest.neurons_hash().to_owned(),
-        input: "ffn_input".to_owned(),
-        between: "none".to_owned(),
+        form: PredictorForm::LowRank,
+        input: PredictorInput::FfnInput,
+        between: Between::None,
+        made_by: Some(made_by.to_owned()),
         thresholds: of(|quality| quality.threshold),
         recall: of(|quality| quality.recall),
         selected_fraction: of(|quality| quality.selected_fraction),
@@ -196,16 +207,11 @@ fn write_fitted(
     };
     let content = |layer: usize, part: Part| {
         let (factors, _) = &fitted[layer];
-        let bytes = factors.stored_bytes(part);
-        Ok(bytes.map_err(candle_wick_models::Error::from)?)
+        factors.stored_bytes(part).map_err(model_error)
     };
-    file::write(
-        folder,
-        manifest,
-        &metadata,
-        &vec![rank; fitted.len()],
-        &content,
-    )
+    let ranks = fitted.iter().map(|(factors, _)| factors.rank());
+    let ranks: Vec<usize> = ranks.collect();
+    file::write_low_rank(path, manifest, &metadata, &ranks, &content)
 }
 
 /// A model that ran over a text, and what its FFNs saw.
@@ -344,7 +350,11 @@ fn ids_of(
     let (blocks, wanted) = (ids.len() / ctx, tokens.div_ceil(ctx));
     if blocks < 10 {
         let first = texts.first().map_or(model, PathBuf::as_path);
-        let more = if texts.len() > 1 { "and the other texts have" } else { "has" };
+        let more = if texts.len() > 1 {
+            "and the other texts have"
+        } else {
+            "has"
+        };
         let problem = format!("{more} {} tokens, {} are needed", ids.len(), 10 * ctx);
         return Err(problem_with(first, problem));
     }

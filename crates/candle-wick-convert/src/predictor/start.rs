@@ -32,7 +32,9 @@ pub(super) fn calibrated(
     let size = exact.sqr()?.mean_all()?.to_scalar::<f32>()?;
     let least = (f64::from(size) * ERROR_MIN * ERROR_MIN).max(f64::from(f32::MIN_POSITIVE));
     let scale = (errors.maximum(least)?.sqrt()?.recip()? * LOGISTIC_OF_NORMAL)?;
-    let bias = closed.bias.affine(1.0, -f64::from(truth.activation_threshold()))?;
+    let bias = closed
+        .bias
+        .affine(1.0, -f64::from(truth.activation_threshold()))?;
     Ok(Factors {
         down: closed.down.clone(),
         up: closed.up.broadcast_mul(&scale.unsqueeze(1)?)?,
@@ -45,7 +47,9 @@ pub(super) fn random(hidden: usize, neurons: usize, rank: usize, seed: u64) -> R
     let mut random = Random(seed);
     let mut matrix = |rows: usize, columns: usize| {
         let radius = 1.0 / (columns.max(1) as f32).sqrt();
-        let values: Vec<f32> = (0..rows * columns).map(|_| random.uniform(radius)).collect();
+        let values: Vec<f32> = (0..rows * columns)
+            .map(|_| random.uniform(radius))
+            .collect();
         Tensor::from_vec(values, (rows, columns), &Device::Cpu)
     };
     Ok(Factors {
@@ -69,7 +73,11 @@ mod tests {
         let mut matrix = |rows: usize, columns: usize| {
             // Sums of uniform numbers are nearly normal.
             let sum = |_| (0..6).map(|_| numbers.uniform(1.0)).sum::<f32>() / 1.4;
-            Tensor::from_vec((0..rows * columns).map(sum).collect(), (rows, columns), &Device::Cpu)
+            Tensor::from_vec(
+                (0..rows * columns).map(sum).collect(),
+                (rows, columns),
+                &Device::Cpu,
+            )
         };
         let (x, weight): (Tensor, Tensor) = (matrix(tokens, hidden)?, matrix(neurons, hidden)?);
         let bias = Tensor::full(-3f32, neurons, &Device::Cpu)?;
@@ -80,7 +88,9 @@ mod tests {
         };
         let closed = Factors::fit(&weight, &bias, &x, 8)?;
         // A weight of 1 adds nothing.
-        let logits = calibrated(&closed, &truth, &x, 1.0)?.scores(&x)?.flatten_all()?;
+        let logits = calibrated(&closed, &truth, &x, 1.0)?
+            .scores(&x)?
+            .flatten_all()?;
         let exact = truth.pre_activations(&x)?.flatten_all()?.to_vec1::<f32>()?;
         let (mut promised, mut active, mut count) = ([0.0; 4], [0.0; 4], [0.0; 4]);
         for (logit, exact) in logits.to_vec1::<f32>()?.iter().zip(exact) {
@@ -92,7 +102,10 @@ mod tests {
         }
         for quarter in 0..4 {
             let difference = (promised[quarter] - active[quarter]) / count[quarter];
-            assert!(count[quarter] > 500.0 && difference.abs() < 0.04, "{difference}");
+            assert!(
+                count[quarter] > 500.0 && difference.abs() < 0.04,
+                "{difference}"
+            );
         }
         Ok(())
     }

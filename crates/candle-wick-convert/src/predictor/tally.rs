@@ -195,7 +195,11 @@ impl LayerTally {
             let value = outcome.pre_activations[neuron] - self.threshold;
             // As the activation has it: what is no number counts, and stays visible.
             let is_active = value > 0.0 || value.is_nan();
-            *idle = if is_selected { 0 } else { idle.saturating_add(1) };
+            *idle = if is_selected {
+                0
+            } else {
+                idle.saturating_add(1)
+            };
             tally.all += 1;
             tally.selected += u64::from(is_selected);
             tally.cached += u64::from(is_computed);

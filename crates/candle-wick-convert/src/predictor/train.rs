@@ -127,7 +127,11 @@ impl TrainOptions {
     /// The highest rank of layer `index` of `layers`.
     fn rank(&self, index: usize, layers: usize, layer: &FfnLayer) -> usize {
         let is_last = index + self.last_layers >= layers;
-        let rank = if is_last { self.last_rank } else { self.fit.rank };
+        let rank = if is_last {
+            self.last_rank
+        } else {
+            self.fit.rank
+        };
         rank.min(cost::rank_max(layer))
     }
 
@@ -326,7 +330,7 @@ impl Run<'_> {
         let schedule = self.options.schedule(index);
         let first = if self.options.from_scratch {
             let (neurons, hidden) = truth.weight.dims2()?;
-            start::random(hidden, neurons, closed.down.dim(0)?, schedule.seed)?
+            start::random(hidden, neurons, closed.rank(), schedule.seed)?
         } else {
             let negative = lesson.labels.active_fraction() + super::trainee::NEGATIVE_WEIGHT_MIN;
             start::calibrated(closed, truth, fit, negative)?

@@ -208,7 +208,11 @@ mod tests {
         let mut values = |count: usize, radius: f32| -> Vec<f32> {
             (0..count).map(|_| random.uniform(radius)).collect()
         };
-        let weight = Tensor::from_vec(values(neurons * hidden, 1.0), (neurons, hidden), &Device::Cpu);
+        let weight = Tensor::from_vec(
+            values(neurons * hidden, 1.0),
+            (neurons, hidden),
+            &Device::Cpu,
+        );
         let weight = weight.unwrap();
         let mut lesson = |tokens: usize| {
             let scale: Vec<f32> = (0..hidden).map(|i| 2.0 / (1 + i) as f32).collect();
@@ -228,7 +232,9 @@ mod tests {
     fn random_pair(rank: usize) -> Factors {
         let mut random = Random(9);
         let mut tensor = |shape: (usize, usize)| {
-            let values: Vec<f32> = (0..shape.0 * shape.1).map(|_| random.uniform(0.4)).collect();
+            let values: Vec<f32> = (0..shape.0 * shape.1)
+                .map(|_| random.uniform(0.4))
+                .collect();
             Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
         };
         Factors {
@@ -312,7 +318,11 @@ mod tests {
         let factors = random_pair(3);
         let trainee = Trainee::new(&factors, &Device::Cpu).unwrap();
         let gradients = trainee.descent(&x, &labels).unwrap().backward().unwrap();
-        let of_bias = gradients.get(&trainee.bias).unwrap().to_vec1::<f32>().unwrap();
+        let of_bias = gradients
+            .get(&trainee.bias)
+            .unwrap()
+            .to_vec1::<f32>()
+            .unwrap();
         for neuron in [0, 17, 39] {
             let shifted = |by: f32| {
                 let mut bias = vec![0f32; 40];
@@ -323,7 +333,10 @@ mod tests {
             };
             let difference = (shifted(0.01) - shifted(-0.01)) / 0.02;
             let got = f64::from(of_bias[neuron]);
-            assert!((got - difference).abs() < 1e-3 * (1.0 + difference.abs()), "{got} {difference}");
+            assert!(
+                (got - difference).abs() < 1e-3 * (1.0 + difference.abs()),
+                "{got} {difference}"
+            );
         }
     }
 }

@@ -66,7 +66,9 @@ impl Work {
         let name = self.name(index);
         let path = self.folder.path().join(&name);
         let partial = self.folder.path().join(partial_name(&name));
-        let saved = trained.tensors().and_then(|tensors| candle::safetensors::save(&tensors, &partial));
+        let saved = trained
+            .tensors()
+            .and_then(|tensors| candle::safetensors::save(&tensors, &partial));
         saved.map_err(candle_wick_models::Error::from)?;
         fs::rename(&partial, &path).map_err(ConvertError::io(&path, "write"))
     }
