@@ -2,7 +2,9 @@
 //!
 //! Each command is a file here; what they share is below.
 
+mod eval;
 mod fit;
+mod train;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -23,11 +25,17 @@ pub(crate) struct PredictorArgs {
 enum PredictorCommand {
     /// Fit low-rank predictors on a text and write them into the model's folder
     Fit(fit::FitArgs),
+    /// Train low-rank predictors on a text, starting from those that `fit` would make
+    Train(train::TrainArgs),
+    /// Show what a model's selector finds and misses on a text, by layer
+    Eval(eval::EvalArgs),
 }
 
 pub(crate) fn run(args: &PredictorArgs) -> Result<ExitCode> {
     match &args.command {
         PredictorCommand::Fit(args) => fit::run(args),
+        PredictorCommand::Train(args) => train::run(args),
+        PredictorCommand::Eval(args) => eval::run(args),
     }
 }
 
