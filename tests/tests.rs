@@ -12,6 +12,7 @@ mod failures;
 mod fixtures;
 mod heads;
 mod hub;
+mod predictor_kinds;
 mod prompt_bench;
 mod reorder;
 mod score;
