@@ -1,4 +1,5 @@
-//! Predictors: which neurons a ReLU-family layer needs. Made in closed form, trained (`train`), and judged (`evaluate`).
+//! Predictors: which neurons a ReLU-family layer needs. Made in closed form (`fit`), trained (`train`),
+//! imported (`import`), and judged (`evaluate`).
 //!
 //! `fit` runs the model over a text, keeps every FFN's inputs, and for each layer takes the best low-rank
 //! approximation of the deciding matrix (`factor`), then the threshold that reaches the asked recall on a part
@@ -10,7 +11,10 @@ mod cost;
 mod evaluate;
 mod factor;
 pub(crate) mod file;
+mod foreign;
+mod import;
 mod labels;
+mod record;
 mod start;
 mod tally;
 mod threshold;
@@ -33,6 +37,7 @@ use capture::Capture;
 pub use evaluate::{evaluate, Evaluation, LayerEvaluation};
 use factor::Factors;
 use file::Part;
+pub use import::{import, ImportOptions, ImportReport};
 pub use tally::{Bin, Quality};
 pub use threshold::LayerQuality;
 use threshold::Truth;

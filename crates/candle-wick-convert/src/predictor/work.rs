@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use candle::{DType, Device, Result, Tensor};
+use candle::{DType, Device, Tensor};
 use wick_format::{FfnLayer, FileHasher};
 
 use super::factor::Factors;
@@ -88,7 +88,7 @@ impl Work {
 }
 
 impl Trained {
-    fn tensors(&self) -> Result<HashMap<String, Tensor>> {
+    fn tensors(&self) -> candle::Result<HashMap<String, Tensor>> {
         let Factors { down, up, bias } = &self.factors;
         let epochs = Tensor::new(&[self.epochs as u32], &Device::Cpu)?;
         Ok(HashMap::from([
