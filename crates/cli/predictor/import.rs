@@ -77,7 +77,11 @@ pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
 }
 
 fn score(text: &str) -> Result<f64, String> {
-    number(text, |value| value.abs() <= 1e6, "between -1000000 and 1000000")
+    number(
+        text,
+        |value| value.abs() <= 1e6,
+        "between -1000000 and 1000000",
+    )
 }
 
 fn summary(report: &ImportReport) -> String {

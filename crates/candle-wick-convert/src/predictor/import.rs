@@ -96,10 +96,8 @@ pub fn import(
     let content = |index| foreign.content(index);
     let out = options.out.clone();
     let out = out.unwrap_or_else(|| model.join(PREDICTORS_FILE));
-    let unmeasured = Unmeasured(out.with_file_name(partial_name(&format!(
-        "{}.unmeasured",
-        file_name(&out)
-    ))));
+    let unmeasured =
+        Unmeasured(out.with_file_name(partial_name(&format!("{}.unmeasured", file_name(&out)))));
     file::write(&unmeasured.0, &metadata, &specs, &content)?;
     let layers = measure(model, &unmeasured.0, ids, threshold, options, progress)?;
     let of = |value: fn(&LayerQuality) -> f32| layers.iter().map(value).collect();

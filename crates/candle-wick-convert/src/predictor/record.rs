@@ -74,7 +74,7 @@ impl Record {
         let selections = self.trace.layer(index);
         let selections = selections.map_err(candle_wick_models::Error::from)?;
         let x = self.capture.inputs(index, layer.hidden_size)?;
-        let run = || -> candle::Result<()> {
+        let mut run = || -> candle::Result<()> {
             let (weight, bias) = deciding(model, layer)?;
             let truth = Truth {
                 weight: &weight,
@@ -150,5 +150,35 @@ impl UpFactor {
             None => up,
         };
         up.to_vec2()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle::Device;
+    use candle_wick::Activation;
+
+    use super::*;
+
+    #[test]
+    fn a_gated_neuron_is_multiplied_by_its_gate_and_its_up_row() -> candle::Result<()> {
+        let weight = Tensor::new(&[[1f32, 0.0], [0.0, 1.0], [1.0, 1.0]], &Device::Cpu)?;
+        let bias = Tensor::new(&[0f32, 0.5, -10.0], &Device::Cpu)?;
+        let truth = Truth {
+            weight: &weight,
+            bias: &bias,
+            activation: Activation::FatRelu(1.0),
+        };
+        let up = UpFactor {
+            weight: Tensor::new(&[[3f32, 0.0], [0.0, -2.0], [1.0, 1.0]], &Device::Cpu)?,
+            bias: Some(Tensor::new(&[1f32, 0.0, 0.0], &Device::Cpu)?),
+        };
+        let x = Tensor::new(&[[2f32, 4.0], [1.0, 0.0]], &Device::Cpu)?;
+        let exact = truth.pre_activations(&x)?.to_vec2::<f32>()?;
+        let gated = coefficients(&truth, &exact, Some(&up), &x)?;
+        assert_eq!(gated, [[14.0, -36.0, 0.0], [0.0, 0.0, 0.0]]);
+        let plain = coefficients(&truth, &exact, None, &x)?;
+        assert_eq!(plain, [[2.0, 4.5, 0.0], [0.0, 0.0, 0.0]]);
+        Ok(())
     }
 }
