@@ -13,6 +13,7 @@ mod fixtures;
 mod heads;
 mod hub;
 mod predictor_kinds;
+mod predictors;
 mod prompt_bench;
 mod reorder;
 mod score;

@@ -1,4 +1,5 @@
-//! Predictors: which neurons a ReLU-family layer needs. Made in closed form, trained (`train`), and judged (`evaluate`).
+//! Predictors: which neurons a ReLU-family layer needs. Made in closed form (`fit`), trained (`train`),
+//! imported (`import`), and judged (`evaluate`).
 //!
 //! `fit` runs the model over a text, keeps every FFN's inputs, and for each layer takes the best low-rank
 //! approximation of the deciding matrix (`factor`), then the threshold that reaches the asked recall on a part
@@ -11,9 +12,12 @@ mod draft;
 mod evaluate;
 mod factor;
 pub(crate) mod file;
+mod foreign;
 mod gate;
+mod import;
 mod labels;
 mod quantize;
+mod record;
 mod start;
 mod tally;
 mod threshold;
@@ -37,6 +41,7 @@ pub use evaluate::{evaluate, Evaluation, LayerEvaluation};
 use factor::Factors;
 use file::Part;
 pub use gate::{gate, GateReport};
+pub use import::{import, ImportOptions, ImportReport};
 pub use quantize::{quantize, QuantizeReport};
 pub use tally::{Bin, Quality};
 pub use threshold::LayerQuality;
