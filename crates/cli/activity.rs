@@ -44,7 +44,7 @@ impl Expected {
             SelectorKind::Oracle => {
                 return Ok(nothing("measured on the first layers, on tokens at random"))
             }
-            SelectorKind::LowRank => {}
+            SelectorKind::LowRank | SelectorKind::Gate => {}
         }
         if synthetic_name(folder)?.is_some() {
             let activity = activity(&folder.manifest().model_type);
@@ -72,7 +72,7 @@ impl Expected {
                     figures: Some(at_residency(windows, selected, slot_share(folder, plan))),
                     by_layer: by_layer(predictors, windows, folder, plan),
                     missed: is_known.then(|| missed(windows, selected, folder, plan, policy)),
-                    source: format!("measured when the predictors were fitted{of_policy}"),
+                    source: format!("measured when the predictors were made{of_policy}"),
                 }
             }
             None => Self {

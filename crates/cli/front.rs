@@ -10,7 +10,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Result};
-use candle_wick::{BudgetPlan, FlashFolder, SelectorKind};
+use candle_wick::{BudgetPlan, FlashFolder};
 use candle_wick_models::{LoadOptions, LoadedModel};
 
 use crate::activity::Expected;
@@ -79,7 +79,7 @@ impl FrontSpec {
             by_layer if is_whole && !by_layer.is_empty() => by_layer,
             _ => expected.figures.as_slice(),
         };
-        let is_replayed = plan.selector == SelectorKind::LowRank && !figures.is_empty();
+        let is_replayed = plan.selector.form().is_some() && !figures.is_empty();
         let trace = is_replayed.then(|| made_up(folder, figures));
         Self {
             streamed_share: streamed_share(folder, &plan),

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use candle::{Device, Tensor};
+use candle_wick::PredictorInput;
 use candle_wick_models::LoadedModel;
 
 use crate::ConvertError;
@@ -23,15 +24,35 @@ struct Sink {
 }
 
 impl Capture {
-    /// Runs the model over `ids` in blocks of its context and keeps what each FFN sees, in files beside
-    /// the model at `folder`.
+    /// Runs the model over `ids` in blocks of its context and keeps each layer's inputs of `kind`, in files in `folder`.
     pub(super) fn record(
         model: &mut LoadedModel,
         folder: &Path,
         ids: &[u32],
+        kind: PredictorInput,
         progress: &dyn Fn(usize),
     ) -> Result<Self, ConvertError> {
-        let io = |source| ConvertError::io(folder, "write the captured inputs beside")(source);
+        let over = |model: &mut LoadedModel| run(model, ids, progress);
+        Self::of_kind(model, folder, (kind, ids.len()), over)
+    }
+
+    /// What each FFN sees while `run` takes the model over `tokens` tokens.
+    pub(super) fn around(
+        model: &mut LoadedModel,
+        folder: &Path,
+        tokens: usize,
+        run: impl FnOnce(&mut LoadedModel) -> Result<(), ConvertError>,
+    ) -> Result<Self, ConvertError> {
+        Self::of_kind(model, folder, (PredictorInput::FfnInput, tokens), run)
+    }
+
+    fn of_kind(
+        model: &mut LoadedModel,
+        folder: &Path,
+        (kind, tokens): (PredictorInput, usize),
+        run: impl FnOnce(&mut LoadedModel) -> Result<(), ConvertError>,
+    ) -> Result<Self, ConvertError> {
+        let io = |source| ConvertError::io(folder, "write captured inputs to")(source);
         let layers = model.folder().manifest().layers.len();
         let files: io::Result<Vec<File>> =
             (0..layers).map(|_| tempfile::tempfile_in(folder)).collect();
@@ -46,15 +67,12 @@ impl Capture {
             let sink = sink.clone();
             Box::new(move |layer: usize, rows: &[f32]| lock(&sink).write(layer, rows))
         };
-        model.record_ffn_inputs(Some(recorder));
-        let ran = run(model, ids, progress);
-        model.record_ffn_inputs(None);
+        model.record_inputs(kind, Some(recorder));
+        let ran = run(model);
+        model.record_inputs(kind, None);
         ran?;
         lock(&sink).finish().map_err(io)?;
-        Ok(Self {
-            files,
-            tokens: ids.len(),
-        })
+        Ok(Self { files, tokens })
     }
 
     /// The inputs of one layer, `(tokens, hidden)`.
