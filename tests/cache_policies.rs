@@ -171,5 +171,8 @@ fn traces_know_their_model() {
     assert!(error.to_string().contains("record it again"), "{error}");
     let mut dense = model(own.path(), SelectorKind::Dense, 40, 0);
     let error = record_trace(&mut dense, &[1, 2], &path, &|_| {}).unwrap_err();
-    assert!(error.to_string().contains("oracle or lowrank"), "{error}");
+    assert!(
+        error.to_string().contains("oracle, lowrank or gate"),
+        "{error}"
+    );
 }

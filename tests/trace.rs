@@ -243,7 +243,7 @@ fn what_cannot_be_recorded_or_shown_is_said() {
     refused(&trace, &["--text-file FILE"]);
     refused(
         &with(&["--ids", "1,2", "--selector", "dense"]),
-        &["dense", "oracle or lowrank"],
+        &["dense", "oracle, lowrank or gate"],
     );
     refused(&with(&["--ids", ""]), &["0 tokens"]);
     refused(

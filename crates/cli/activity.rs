@@ -41,7 +41,7 @@ impl Expected {
             SelectorKind::Oracle => {
                 return Ok(nothing("measured on the first layers, on tokens at random"))
             }
-            SelectorKind::LowRank => {}
+            SelectorKind::LowRank | SelectorKind::Gate => {}
         }
         if synthetic_name(folder)?.is_some() {
             let activity = activity(&folder.manifest().model_type);
@@ -67,7 +67,7 @@ impl Expected {
                 Self {
                     figures: Some(at_residency(windows, selected, slot_share(folder, plan))),
                     missed: is_known.then(|| missed(windows, selected, folder, plan, policy)),
-                    source: format!("measured when the predictors were fitted{of_policy}"),
+                    source: format!("measured when the predictors were made{of_policy}"),
                 }
             }
             None => Self {

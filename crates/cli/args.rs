@@ -37,6 +37,10 @@ pub(crate) struct FolderArgs {
     #[arg(long, value_name = "COUNT")]
     io_threads: Option<usize>,
 
+    /// Use the predictors in FILE [default: those in the folder]
+    #[arg(long, value_name = "FILE")]
+    predictors: Option<PathBuf>,
+
     /// Who makes the requests: `pool` (a thread for each in flight), `io_uring`, or `auto`, which tries both on a
     /// large model [default: what `wick tune` found, or auto]
     #[arg(long, value_name = "NAME")]
@@ -54,8 +58,8 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "SIZE")]
     memory: Option<Memory>,
 
-    /// Who chooses the neurons: dense, oracle or lowrank [default: lowrank where the folder has predictors, else
-    /// dense]
+    /// Who chooses the neurons: dense, oracle, or predictors of one form, lowrank or gate [default: the predictors that
+    /// there are, else dense]
     #[arg(long, value_name = "NAME")]
     selector: Option<SelectorKind>,
 
@@ -131,7 +135,7 @@ impl FolderArgs {
         if !settings.is_default() {
             output::note(&format!("tuned: {settings}"));
         }
-        Ok(FlashFolder::open(path, self.io_with(&settings))?)
+        self.open_as(path, self.io_with(&settings))
     }
 
     /// What `wick tune` found for the folder at `path` and no flag replaces; files that do not count are named.
@@ -155,7 +159,16 @@ impl FolderArgs {
     /// Opens the folder as flags alone say: what `wick tune` found on one machine does not make a measurement
     /// that others can repeat.
     pub(crate) fn open_untuned(&self) -> Result<FlashFolder> {
-        Ok(FlashFolder::open(self.path()?, self.untuned_io())?)
+        self.open_as(self.path()?, self.untuned_io())
+    }
+
+    /// Opens the folder at `path` with the predictors that flags name.
+    fn open_as(&self, path: PathBuf, io: IoOptions) -> Result<FlashFolder> {
+        Ok(FlashFolder::open_with(
+            path,
+            io,
+            self.predictors.as_deref(),
+        )?)
     }
 
     /// How [`Self::open_untuned`] reads.
@@ -221,7 +234,7 @@ impl ModelArgs {
                 .with_context(|| format!("starting {threads} threads"))?;
         }
         let io = self.folder.io_with(settings);
-        let folder = FlashFolder::open(self.folder.path()?, io)?;
+        let folder = self.folder.open_as(self.folder.path()?, io)?;
         let tokenizer = WickTokenizer::load(folder.path())?;
         if let Some(tokenizer) = &tokenizer {
             // What it builds on first use is there when the plan counts, in every command.

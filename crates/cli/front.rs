@@ -10,7 +10,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Result};
-use candle_wick::{BudgetPlan, FlashFolder, SelectorKind, TraceFigures};
+use candle_wick::{BudgetPlan, FlashFolder, TraceFigures};
 use candle_wick_models::{LoadOptions, LoadedModel};
 
 use crate::draw::Draw;
@@ -69,7 +69,7 @@ impl FrontSpec {
             plan.slots_per_layer.fill(mean.round() as usize);
         }
         let trace = figures
-            .filter(|_| plan.selector == SelectorKind::LowRank)
+            .filter(|_| plan.selector.form().is_some())
             .map(|figures| made_up(folder, figures));
         Self {
             streamed_share: streamed_share(folder, &plan),

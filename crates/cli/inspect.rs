@@ -4,14 +4,13 @@ use std::fmt;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use candle_wick::{
-    FlashFolder, HumanBytes, IoMode, PredictorMetadata, PREDICTORS_FILE, RESIDENT_FILE,
-};
+use candle_wick::{FlashFolder, HumanBytes, IoMode, PredictorMetadata, RESIDENT_FILE};
 use clap::Args;
 use serde::Serialize;
 
 use crate::args::FolderArgs;
 use crate::output;
+use crate::predictors::Predictors;
 
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
@@ -43,6 +42,7 @@ struct Inspection {
     ffn_padding_bytes: u64,
     resident_bytes: u64,
     predictor_bytes: u64,
+    predictors: Option<Predictors>,
     layers: Vec<Layer>,
     files: Vec<File>,
 }
@@ -99,12 +99,14 @@ impl Inspection {
             .collect();
         let predictors = folder.predictors()?;
         let mut predictor_bytes = 0;
-        if predictors.is_some() {
-            let path = folder.path().join(PREDICTORS_FILE);
-            let found = std::fs::metadata(&path).with_context(|| path.display().to_string())?;
+        if let Some(path) = folder.predictors_path() {
+            let found = std::fs::metadata(path).with_context(|| path.display().to_string())?;
             predictor_bytes = found.len();
             files.push(File {
-                name: PREDICTORS_FILE.to_owned(),
+                name: match path.strip_prefix(folder.path()) {
+                    Ok(own) => own.display().to_string(),
+                    Err(_) => path.display().to_string(),
+                },
                 bytes: predictor_bytes,
             });
         }
@@ -139,6 +141,7 @@ impl Inspection {
                 .find(|file| file.name == RESIDENT_FILE)
                 .map_or(0, |file| file.bytes),
             predictor_bytes,
+            predictors: Predictors::of(folder)?,
             layers,
             files,
         })
@@ -223,6 +226,9 @@ impl fmt::Display for Inspection {
             ("resident", self.resident_bytes),
             ("predictors", self.predictor_bytes),
         ];
+        if let Some(predictors) = &self.predictors {
+            writeln!(f, "{:<12}{predictors}", "selection")?;
+        }
         for (label, bytes) in parts {
             writeln!(f, "{label:<12}{:>10}", HumanBytes(bytes).to_string())?;
         }

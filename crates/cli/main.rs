@@ -24,6 +24,7 @@ mod pass;
 mod plan;
 mod predict;
 mod predictor;
+mod predictors;
 mod probe;
 mod prompt;
 mod read_load;

@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::args::{positive, ModelArgs};
 use crate::output;
 use crate::predict::{predict, Prediction};
+use crate::predictors::Predictors;
 
 #[derive(Args, Debug)]
 pub(crate) struct PlanArgs {
@@ -35,6 +36,9 @@ pub(crate) struct PlanArgs {
 struct Outlook {
     #[serde(flatten)]
     plan: BudgetPlan,
+    /// What chooses the neurons, where predictors do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    predictors: Option<Predictors>,
     /// Settings of `wick tune` that are used.
     #[serde(skip_serializing_if = "Option::is_none")]
     tuned: Option<String>,
@@ -49,8 +53,13 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
         true => Some(predict(&model, &plan, args.prompt_tokens)?),
         false => None,
     };
+    let predictors = match plan.selector.form() {
+        Some(_) => Predictors::of(&model.folder)?,
+        None => None,
+    };
     let outlook = Outlook {
         plan,
+        predictors,
         tuned: model.tuned_line(),
         prediction,
     };
@@ -58,6 +67,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
         output::print_json(&outlook)?;
     } else {
         output::print(&format!("{}\n", outlook.plan))?;
+        if let Some(predictors) = &outlook.predictors {
+            output::print(&format!("{:<36} {predictors}\n", "predictors used"))?;
+        }
         if let Some(tuned) = &outlook.tuned {
             output::print(&format!("{:<36} {tuned}\n", "tuned"))?;
         }

@@ -9,9 +9,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use candle_wick::{
-    peak_rss_bytes, Engine, FfnStats, HumanBytes, IoMode, PredictorMetadata, SelectorKind,
-};
+use candle_wick::{peak_rss_bytes, Engine, FfnStats, HumanBytes, IoMode, PredictorMetadata};
 use candle_wick_models::{LoadedModel, Stop, TextGenerator};
 use serde::Serialize;
 
@@ -129,9 +127,9 @@ impl Report {
         let ffn = phase.ffn;
         let compute = ffn.select + ffn.compute;
         let booked = ffn.io + ffn.memory + compute;
-        let predictors = match plan.selector {
-            SelectorKind::LowRank => folder.predictors().ok().flatten(),
-            SelectorKind::Dense | SelectorKind::Oracle => None,
+        let predictors = match plan.selector.form() {
+            Some(_) => folder.predictors().ok().flatten(),
+            None => None,
         };
         Self {
             model: folder.path().display().to_string(),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{bail, ensure, Result};
-use candle_wick::{HumanBytes, SelectorKind};
+use candle_wick::HumanBytes;
 use candle_wick_models::{record_trace, LoadedModel};
 use clap::Args;
 use serde::Serialize;
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
     let plan = candle_wick_models::plan(&opened.folder, &opened.options)?;
     let is_synthetic = synthetic_name(&opened.folder)?.is_some();
     let mut ids = args.ids(&opened, is_synthetic)?;
-    if is_synthetic && plan.selector == SelectorKind::LowRank {
+    if is_synthetic && plan.selector.form().is_some() {
         let figures = &activity(&opened.folder.manifest().model_type).figures;
         opened.options.trace = Some(made_up(&opened.folder, figures));
     }

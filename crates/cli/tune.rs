@@ -227,7 +227,8 @@ impl Bench<'_> {
 
     fn contestant(&self, settings: Settings) -> Result<Contestant> {
         let io = self.model.io_with(&settings);
-        let folder = FlashFolder::open(self.model.folder.path(), io)?;
+        let folder = &self.model.folder;
+        let folder = FlashFolder::open_with(folder.path(), io, folder.predictors_path())?;
         let spec = match settings.window_tokens {
             None => self.spec.clone(),
             window => self.spec.with_window(window),

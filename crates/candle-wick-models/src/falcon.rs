@@ -10,6 +10,7 @@ use candle::{Module, Result, Tensor};
 use candle_nn::LayerNorm;
 use candle_wick::{
     Activation, Alibi, FlashEmbedding, FlashLinear, FlashMlp, FlashVarBuilder, KvCache, ModelNeeds,
+    Residuals,
 };
 use serde::Deserialize;
 
@@ -331,16 +332,21 @@ impl Layer for DecoderLayer {
         let normed = self.attention_norm.forward(x)?;
         // Where the FFN's input is known, its neurons are read during attention.
         let begun = match &self.mlp_input {
-            MlpInput::Shared => self.mlp.begin(&normed)?,
-            MlpInput::Normed(norm) => self.mlp.begin(&norm.forward(x)?)?,
+            MlpInput::Shared => self.mlp.begin_with(&normed, x)?,
+            MlpInput::Normed(norm) => self.mlp.begin_with(&norm.forward(x)?, x)?,
             MlpInput::AfterAttention(norm) => {
                 let sum = (x + self.self_attention.forward(&normed, position)?)?;
-                let y = self.mlp.forward(&norm.forward(&sum)?)?;
+                let residuals = Residuals {
+                    layer_input: x,
+                    after_attention: &sum,
+                };
+                let y = self.mlp.forward_with(&norm.forward(&sum)?, residuals)?;
                 return sum + y;
             }
         };
         let sum = (x + self.self_attention.forward(&normed, position)?)?;
-        sum + begun.finish()?
+        let y = begun.finish_with(&sum)?;
+        sum + y
     }
 
     fn kv_cache(&mut self) -> &mut KvCache {

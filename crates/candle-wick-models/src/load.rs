@@ -7,7 +7,7 @@ use candle::{Device, IndexOp, Tensor};
 use candle_wick::{
     available_memory_bytes, current_rss_bytes, release_free_heap, Activation, ActivityTrace,
     BudgetPlan, CachePolicy, FfnRecorder, FfnStats, FlashFolder, FlashVarBuilder, IoOptions,
-    Memory, Placement, PlanOptions, SelectionRecorder, SelectorKind, Switches,
+    Memory, Placement, PlanOptions, PredictorInput, SelectionRecorder, SelectorKind, Switches,
 };
 use serde_json::Value;
 
@@ -28,7 +28,7 @@ pub struct LoadOptions {
     pub memory: Option<Memory>,
     /// Positions of the KV cache; by default 512, or the model's maximum when that is smaller.
     pub ctx: Option<usize>,
-    /// Who chooses neurons; by default `LowRank` where the folder has predictors, else `Dense`.
+    /// Who chooses neurons; by default what uses the folder's predictors, and `Dense` where it has none.
     pub selector: Option<SelectorKind>,
     /// Drop a neuron when none of this many tokens used it; `None` keeps it until its slot is wanted.
     pub window_tokens: Option<usize>,
@@ -136,9 +136,10 @@ fn plan_budget(
     let activation = config.activation()?;
     let selector = match options.selector {
         Some(selector) => selector,
-        None if activation.is_relu_like() && folder.predictors()?.is_some() => {
-            SelectorKind::LowRank
-        }
+        None if activation.is_relu_like() => match folder.predictors()? {
+            Some(found) => SelectorKind::of(found.form),
+            None => SelectorKind::Dense,
+        },
         None => SelectorKind::Dense,
     };
     selector.check(folder, activation)?;
@@ -385,6 +386,11 @@ impl LoadedModel {
     /// Shows the inputs of every FFN to `recorder` from now on, or to nobody.
     pub fn record_ffn_inputs(&self, recorder: Option<FfnRecorder>) {
         self.vb.record_ffn_inputs(recorder);
+    }
+
+    /// Shows what predictors of this kind would look at, in every FFN, to `recorder` from now on, or to nobody.
+    pub fn record_inputs(&self, kind: PredictorInput, recorder: Option<FfnRecorder>) {
+        self.vb.record_inputs(kind, recorder);
     }
 
     /// Shows what each token's neurons are, in every FFN, to `recorder` from now on, or to nobody.

@@ -11,6 +11,7 @@ use candle::{Device, Module, Result, Tensor};
 use candle_nn::LayerNorm;
 use candle_wick::{
     Activation, FlashEmbedding, FlashLinear, FlashMlp, FlashVarBuilder, KvCache, ModelNeeds,
+    Residuals,
 };
 use serde::Deserialize;
 
@@ -188,13 +189,22 @@ impl DecoderLayer {
 impl Layer for DecoderLayer {
     fn forward(&mut self, x: &Tensor, _position: usize) -> Result<Tensor> {
         let (attn_norm, ffn_norm) = (&self.self_attn_layer_norm, &self.final_layer_norm);
+        let normed = match self.do_layer_norm_before {
+            true => attn_norm.forward(x)?,
+            false => x.clone(),
+        };
+        let sum = (x + self.self_attn.forward(&normed)?)?;
+        let residuals = Residuals {
+            layer_input: x,
+            after_attention: &sum,
+        };
         if self.do_layer_norm_before {
-            let x = (x + self.self_attn.forward(&attn_norm.forward(x)?)?)?;
-            let y = self.mlp.forward(&ffn_norm.forward(&x)?)?;
-            x + y
+            let y = self.mlp.forward_with(&ffn_norm.forward(&sum)?, residuals)?;
+            sum + y
         } else {
-            let x = attn_norm.forward(&(x + self.self_attn.forward(x)?)?)?;
-            ffn_norm.forward(&(&x + self.mlp.forward(&x)?)?)
+            let x = attn_norm.forward(&sum)?;
+            let y = self.mlp.forward_with(&x, residuals)?;
+            ffn_norm.forward(&(x + y)?)
         }
     }
 

@@ -8,6 +8,7 @@ use candle::{Module, Result, Tensor};
 use candle_nn::LayerNorm;
 use candle_wick::{
     Activation, FlashEmbedding, FlashLinear, FlashMlp, FlashVarBuilder, KvCache, ModelNeeds,
+    Residuals,
 };
 use serde::Deserialize;
 
@@ -200,9 +201,14 @@ impl DecoderLayer {
 impl Layer for DecoderLayer {
     fn forward(&mut self, x: &Tensor, position: usize) -> Result<Tensor> {
         let normed = self.input_layernorm.forward(x)?;
-        let x = (x + self.self_attn.forward(&normed, position)?)?;
-        let normed = self.post_attention_layernorm.forward(&x)?;
-        x + self.mlp.forward(&normed)?
+        let sum = (x + self.self_attn.forward(&normed, position)?)?;
+        let normed = self.post_attention_layernorm.forward(&sum)?;
+        let residuals = Residuals {
+            layer_input: x,
+            after_attention: &sum,
+        };
+        let y = self.mlp.forward_with(&normed, residuals)?;
+        sum + y
     }
 
     fn kv_cache(&mut self) -> &mut KvCache {

@@ -212,9 +212,10 @@ impl Layer for DecoderLayer {
     fn forward(&mut self, x: &Tensor, position: usize) -> Result<Tensor> {
         let normed = self.input_layernorm.forward(x)?;
         // Neurons are read during attention, which sees the same.
-        let begun = self.mlp.begin(&normed)?;
+        let begun = self.mlp.begin_with(&normed, x)?;
         let attention = self.self_attn.forward(&normed, position)?;
-        (attention + begun.finish()?)? + x
+        let y = begun.finish_with(&(x + &attention)?)?;
+        (attention + y)? + x
     }
 
     fn kv_cache(&mut self) -> &mut KvCache {

@@ -28,7 +28,7 @@ pub fn record_trace(
         return Err(candle_wick::Error::Selector {
             selector: selector.name(),
             reason:
-                "every token has every neuron, which is nothing to record; use oracle or lowrank"
+                "every token has every neuron, which is nothing to record; use oracle, lowrank or gate"
                     .to_owned(),
         }
         .into());

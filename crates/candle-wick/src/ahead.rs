@@ -1,4 +1,4 @@
-//! Reading ahead: the neurons that the next layer will probably want, guessed from the input of this one.
+//! Reading ahead: the neurons that the next layer will probably want, guessed from the input of this one's selector.
 //!
 //! In a model whose FFN comes after attention, a layer's neurons are known late, and the device would have nothing to
 //! do during attention. The residual stream changes little from layer to layer, so the next layer's own selector,
@@ -19,7 +19,7 @@ use wick_io::Ticket;
 use crate::mlp::{Shared, State};
 use crate::neuron_cache::StepPlan;
 use crate::neurons::Rows;
-use crate::selector::Selection;
+use crate::selection::Selection;
 use crate::workspace::{pass_neurons, Workspace};
 
 /// A layer's guessed neurons, those that were missing on their way into slots.
@@ -44,7 +44,7 @@ pub(crate) struct Settled {
 }
 
 impl Ahead {
-    /// Guesses from `x`, one token's input of the layer before, and starts to read; leaves it be where the layer is
+    /// Guesses from `x`, what the selector of the layer before looked at for one token, and starts to read; leaves it be where the layer is
     /// busy, has everything, keeps nothing from one step to the next, or cannot hold what was guessed.
     pub(crate) fn begin(shared: &Arc<Shared>, x: Rows<'_>, work: &mut Workspace) {
         let has_all = shared.slot_count == shared.neurons.layer.intermediate_size;

@@ -25,7 +25,7 @@ use crate::eviction_order::CachePolicy;
 use crate::folder::FlashFolder;
 use crate::memory::{HumanBytes, Memory};
 use crate::neuron_cache::NeuronCache;
-use crate::selector::SelectorKind;
+use crate::selector_kind::SelectorKind;
 use crate::var_builder::{Placement, Switches};
 use crate::weights::{slots_floor_bytes, slots_need, streamable, Weights};
 use crate::workspace::{workspace_bytes, CHUNK_TOKENS_MAX};
@@ -173,7 +173,6 @@ impl Fixed {
         chunk_tokens: usize,
     ) -> Self {
         let layers = &folder.manifest().layers;
-        let low_rank = options.selector == SelectorKind::LowRank;
         let ffn = layers
             .iter()
             .map(|layer| layer.intermediate_size)
@@ -194,10 +193,9 @@ impl Fixed {
                 // Norms and biases are kept as f32, and checked in their stored form before.
                 .map(|(_, extent)| 4 * extent.shape.iter().product::<usize>() as u64)
                 .sum(),
-            predictors: if low_rank {
-                folder.predictor_bytes()
-            } else {
-                0
+            predictors: match options.selector.form() {
+                Some(_) => folder.predictor_bytes(),
+                None => 0,
             },
             chunk_tokens,
         }

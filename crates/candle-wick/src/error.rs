@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::memory::HumanBytes;
+use crate::predictor_kind::PredictorInput;
 
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -97,6 +98,16 @@ pub enum Error {
         selector: &'static str,
         /// Why not, and what to use instead.
         reason: String,
+    },
+    /// A layer whose predictors look at the residual stream was run without it.
+    #[error(
+        "{prefix}: its predictors look at {input}, which this call is not given: use forward_with"
+    )]
+    PredictorInput {
+        /// The layer's place in the checkpoint.
+        prefix: String,
+        /// What they look at.
+        input: PredictorInput,
     },
     /// A recorded trace breaks its form, or is about another model.
     #[error("{}: {reason}", path.display())]

@@ -19,6 +19,8 @@ use wick_io::{DirectIo, Engine, FlashFile, IoCounters, IoMode, Reader, READER_BO
 
 use crate::error::{Error, Result};
 use crate::io_options::IoOptions;
+use crate::predictor_file::PredictorFile;
+use crate::predictor_kind::PredictorForm;
 use crate::predictors::PredictorMetadata;
 use crate::records::Records;
 use crate::stats::MatrixStats;
@@ -57,7 +59,7 @@ pub(crate) struct TensorFile {
 }
 
 impl TensorFile {
-    fn open(path: PathBuf, direct: DirectIo) -> Result<Self> {
+    pub(crate) fn open(path: PathBuf, direct: DirectIo) -> Result<Self> {
         let (_, index) = open_indexed(&path)?;
         let file = FlashFile::open(&path, direct)?;
         Ok(Self { path, file, index })
@@ -101,29 +103,6 @@ impl TensorFile {
     }
 }
 
-/// The predictors of a folder. Unusable ones only matter to who wants to use them: everything else works, and
-/// new ones can be fitted.
-enum PredictorFile {
-    Usable(Box<(TensorFile, PredictorMetadata)>),
-    Unusable { path: PathBuf, reason: String },
-}
-
-impl PredictorFile {
-    fn open(folder: &Path, direct: DirectIo, manifest: &Manifest) -> Option<Self> {
-        let path = folder.join(PREDICTORS_FILE);
-        if !path.exists() {
-            return None;
-        }
-        let opened = match TensorFile::open(path.clone(), direct) {
-            Ok(file) => PredictorMetadata::parse(&file.index.metadata, manifest)
-                .map(|metadata| Self::Usable(Box::new((file, metadata)))),
-            Err(Error::Format { source, .. }) => Err(source.to_string()),
-            Err(error) => Err(error.to_string()),
-        };
-        Some(opened.unwrap_or_else(|reason| Self::Unusable { path, reason }))
-    }
-}
-
 struct Inner {
     path: PathBuf,
     manifest: Manifest,
@@ -144,6 +123,16 @@ pub struct FlashFolder(Arc<Inner>);
 impl FlashFolder {
     /// Opens a finished conversion and checks its files' sizes against the manifest.
     pub fn open(path: impl AsRef<Path>, io: IoOptions) -> Result<Self> {
+        Self::open_with(path, io, None)
+    }
+
+    /// As [`Self::open`], with the predictors in the file `predictors` in the place of the folder's own where one is
+    /// given: one that cannot be used is an error at once.
+    pub fn open_with(
+        path: impl AsRef<Path>,
+        io: IoOptions,
+        predictors: Option<&Path>,
+    ) -> Result<Self> {
         // A budget bounds the whole process, and activations are freed by other threads than will want their memory.
         wick_io::share_one_heap();
         let path = path.as_ref().to_owned();
@@ -164,15 +153,17 @@ impl FlashFolder {
             let checked = layer.order_extents(&file.index);
             checked.map_err(|source| file.format_error(source))?;
         }
-        let predictors = PredictorFile::open(&path, io.direct, &manifest);
+        let predictors = match predictors {
+            None => PredictorFile::own(&path, io.direct, &manifest),
+            Some(file) => Some(PredictorFile::given(file, io.direct, &manifest)?),
+        };
         let mut block_bytes_max = 0;
         for (name, extent) in &resident.index.tensors {
             if !is_auxiliary(name) {
                 block_bytes_max = block_bytes_max.max(resident.matrix(name, extent)?.block_bytes());
             }
         }
-        if let Some(PredictorFile::Usable(usable)) = &predictors {
-            let file = &usable.0;
+        if let Some(Ok((file, _))) = predictors.as_ref().map(PredictorFile::usable) {
             for (name, extent) in &file.index.tensors {
                 // One that is broken is refused when it is loaded.
                 if let Ok(matrix) = file.matrix(name, extent) {
@@ -273,35 +264,45 @@ impl FlashFolder {
         self.0.reader.counters()
     }
 
-    /// What is known of the folder's predictors, when it has some; an error when they are broken or made for
-    /// another model.
+    /// What is known of the folder's predictors, or of those given in their place; an error when they are broken or
+    /// made for another model.
     pub fn predictors(&self) -> Result<Option<&PredictorMetadata>> {
-        match &self.0.predictors {
-            None => Ok(None),
-            Some(PredictorFile::Usable(usable)) => Ok(Some(&usable.1)),
-            Some(PredictorFile::Unusable { path, reason }) => {
-                let (path, reason) = (path.clone(), reason.clone());
-                Err(Error::Folder { path, reason })
-            }
-        }
+        let usable = self.0.predictors.as_ref().map(PredictorFile::usable);
+        Ok(usable.transpose()?.map(|(_, metadata)| metadata))
     }
 
-    /// As [`Self::predictors`], for those who need them.
-    pub(crate) fn needed_predictors(&self) -> Result<&PredictorMetadata> {
-        self.predictors()?.ok_or_else(|| Error::Selector {
-            selector: "lowrank",
-            reason: format!(
-                "{} has no {PREDICTORS_FILE}; make it with `wick predictor fit`",
-                self.path().display()
+    /// The file that the predictors lie in, when there are some that can be used.
+    pub fn predictors_path(&self) -> Option<&Path> {
+        self.predictor_tensors().map(|file| file.path.as_path())
+    }
+
+    /// As [`Self::predictors`], for those who need them in this form.
+    pub(crate) fn needed_predictors(&self, form: PredictorForm) -> Result<&PredictorMetadata> {
+        let reason = match (self.predictors()?, self.predictors_path()) {
+            (Some(found), _) if found.form == form => return Ok(found),
+            (Some(found), Some(path)) => format!(
+                "the predictors in {} are of form {}: use that selector",
+                path.display(),
+                found.form
             ),
-        })
+            _ => {
+                let command = match form {
+                    PredictorForm::LowRank => "fit",
+                    PredictorForm::Gate => "gate",
+                };
+                let folder = self.path().display();
+                format!(
+                    "{folder} has no {PREDICTORS_FILE}; make it with `wick predictor {command}`"
+                )
+            }
+        };
+        let selector = form.name();
+        Err(Error::Selector { selector, reason })
     }
 
     fn predictor_tensors(&self) -> Option<&TensorFile> {
-        match &self.0.predictors {
-            Some(PredictorFile::Usable(usable)) => Some(&usable.0),
-            _ => None,
-        }
+        let usable = self.0.predictors.as_ref()?.usable();
+        usable.ok().map(|(file, _)| file)
     }
 
     pub(crate) fn reader(&self) -> &Reader {
@@ -349,17 +350,10 @@ impl FlashFolder {
             .filter(|(name, _)| !is_auxiliary(name))
     }
 
-    /// Bytes of all predictor tensors.
-    pub(crate) fn predictor_bytes(&self) -> u64 {
-        let Some(file) = self.predictor_tensors() else {
-            return 0;
-        };
-        let tensors = file
-            .index
-            .tensors
-            .iter()
-            .filter(|(name, _)| !is_auxiliary(name));
-        tensors.map(|(_, extent)| extent.len_bytes).sum()
+    /// Bytes that all predictors take in DRAM.
+    pub fn predictor_bytes(&self) -> u64 {
+        let file = self.0.predictors.as_ref();
+        file.map_or(0, PredictorFile::resident_bytes)
     }
 
     /// A tensor's extent, among the resident tensors or the predictors'.
@@ -416,7 +410,7 @@ impl FlashFolder {
 }
 
 /// Padding and checksums: tensors of the format, not of the model.
-fn is_auxiliary(name: &str) -> bool {
+pub(crate) fn is_auxiliary(name: &str) -> bool {
     name.ends_with(".pad") || name.ends_with(".crc32c")
 }
 

@@ -28,6 +28,23 @@ impl Matrix {
         resident: bool,
     ) -> Result<Self> {
         let extent = folder.extent(name).ok_or_else(|| folder.missing(name))?;
+        let dtype = extent.dtype.weight().map(kernel_dtype);
+        let dtype = dtype.ok_or_else(|| Error::Folder {
+            path: folder.path().to_owned(),
+            reason: format!("tensor {name} is {:?}, not a weight", extent.dtype),
+        })?;
+        Self::load_as(folder, name, dtype, shape, resident)
+    }
+
+    /// As [`Self::load`], of elements that the caller knows to be `dtype`.
+    pub(crate) fn load_as(
+        folder: &FlashFolder,
+        name: &str,
+        dtype: WeightDtype,
+        shape: &[usize],
+        resident: bool,
+    ) -> Result<Self> {
+        let extent = folder.extent(name).ok_or_else(|| folder.missing(name))?;
         if extent.shape != shape {
             let (expected, got) = (shape.to_vec(), extent.shape.clone());
             return Err(Error::Shape {
@@ -36,14 +53,6 @@ impl Matrix {
                 got,
             });
         }
-        let dtype = extent
-            .dtype
-            .weight()
-            .map(kernel_dtype)
-            .ok_or_else(|| Error::Folder {
-                path: folder.path().to_owned(),
-                reason: format!("tensor {name} is {:?}, not a weight", extent.dtype),
-            })?;
         let stored = folder.stored_matrix(name)?;
         let columns = stored.row_bytes / dtype.size_bytes();
         let mut matrix = Self {
@@ -54,13 +63,7 @@ impl Matrix {
             resident: None,
         };
         if resident {
-            let mut bytes = Vec::with_capacity(matrix.stored.len_bytes());
-            advise_huge_pages(bytes.spare_capacity_mut());
-            matrix.for_each_rows(0..matrix.stored.rows, |_, rows| {
-                bytes.extend_from_slice(rows);
-                Ok(())
-            })?;
-            matrix.resident = Some(bytes);
+            matrix.resident = Some(resident_bytes(folder, &matrix.stored)?);
             // Checked already, and never read again.
             matrix.stored.checksums = None;
         }
@@ -148,4 +151,16 @@ impl Matrix {
         let bytes = self.resident.as_deref()?;
         Some((self.dtype, self.stored.row_bytes, bytes))
     }
+}
+
+/// All rows of a matrix, read and checked.
+pub(crate) fn resident_bytes(folder: &FlashFolder, stored: &StoredMatrix) -> Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(stored.len_bytes());
+    advise_huge_pages(bytes.spare_capacity_mut());
+    let mut ring = folder.ring();
+    stored.for_each_rows(folder.reader(), &mut ring, 0..stored.rows, |_, rows| {
+        bytes.extend_from_slice(rows);
+        Ok(())
+    })?;
+    Ok(bytes)
 }

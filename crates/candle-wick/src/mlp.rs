@@ -11,6 +11,8 @@
 //!
 //! `begin` goes as far as 3, for models that have something else to compute while reads are in flight.
 //!
+//! Some predictors look at the residual stream and not at the FFN's input: `forward_with` and `begin_with` take both.
+//!
 //! The result depends on the selection alone: each output element is one ascending sum over the selected
 //! neurons, whatever the slots, the threads, the engine and the number of tokens in the step.
 //!
@@ -18,7 +20,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use candle::{Module, Tensor};
+use candle::{Device, Module, Tensor};
 use wick_io::SlotBuffer;
 
 use crate::activation::Activation;
@@ -26,9 +28,11 @@ use crate::ahead::Ahead;
 use crate::error::{Error, Result};
 use crate::neuron_cache::NeuronCache;
 use crate::neurons::{LayerNeurons, Rows};
-use crate::rows::{check_width, map_rows, with_f32};
+use crate::predictor_kind::PredictorInput;
+use crate::residuals::Residuals;
+use crate::rows::{check_width, with_f32};
 use crate::selector::Selector;
-use crate::step::Step;
+use crate::step::{Inputs, Step};
 use crate::var_builder::{lock, FlashVarBuilder, Switches};
 use crate::workspace::{Workspace, CHUNK_TOKENS_MAX};
 
@@ -143,20 +147,44 @@ impl FlashMlp {
 
     /// Chooses the neurons of `x` `(.., hidden_size)` and starts to read them: what a caller computes until
     /// [`MlpTicket::finish`] overlaps with reading.
+    ///
+    /// # Errors
+    /// As of [`Module::forward`].
     pub fn begin(&self, x: &Tensor) -> candle::Result<MlpTicket> {
+        self.refuse_other_inputs()?;
+        self.begin_seen(x, Some(x), None)
+    }
+
+    /// As [`Self::begin`], for predictors that look at the layer's input too. Those that look at what attention gave
+    /// begin nothing: [`MlpTicket::finish_with`] does all of it.
+    pub fn begin_with(&self, x: &Tensor, layer_input: &Tensor) -> candle::Result<MlpTicket> {
+        self.record(PredictorInput::LayerInput, layer_input)?;
+        match self.shared.selector.input() {
+            PredictorInput::FfnInput => self.begin_seen(x, Some(x), None),
+            PredictorInput::LayerInput => self.begin_seen(x, Some(layer_input), Some(layer_input)),
+            PredictorInput::AttentionResidual => self.begin_seen(x, None, None),
+        }
+    }
+
+    /// Begins where `seen` is known; `kept` is what finishing needs of the residual stream.
+    fn begin_seen(
+        &self,
+        x: &Tensor,
+        seen: Option<&Tensor>,
+        kept: Option<&Tensor>,
+    ) -> candle::Result<MlpTicket> {
         let mut ticket = MlpTicket {
             mlp: self.clone(),
             x: x.clone(),
+            layer_input: kept.cloned(),
             step: None,
         };
         let shared = &self.shared;
-        if shared.switches.overlap {
-            let hidden = shared.neurons.layer.hidden_size;
-            check_width(x, hidden)?;
-            with_f32(x, |x| {
-                let first = shared.chunks(x).next();
+        if let (Some(seen), true) = (seen, shared.switches.overlap) {
+            self.with_inputs(x, seen, |x, seen| {
+                let first = shared.chunks(x).zip(shared.chunks(seen)).next();
                 let work = &mut *lock(&shared.workspace);
-                let begin = |rows| Step::begin(shared, rows, work);
+                let begin = |(x, seen)| Step::begin(shared, Inputs { x, seen }, work);
                 ticket.step = first.map(begin).transpose()?;
                 Ok(())
             })?;
@@ -164,17 +192,84 @@ impl FlashMlp {
         Ok(ticket)
     }
 
+    /// The FFN of `x` `(.., hidden_size)`, with the residual stream of the same tokens for predictors that look at it.
+    pub fn forward_with(&self, x: &Tensor, residuals: Residuals<'_>) -> candle::Result<Tensor> {
+        let Residuals {
+            layer_input,
+            after_attention,
+        } = residuals;
+        self.record(PredictorInput::LayerInput, layer_input)?;
+        self.record(PredictorInput::AttentionResidual, after_attention)?;
+        let seen = match self.shared.selector.input() {
+            PredictorInput::FfnInput => x,
+            PredictorInput::LayerInput => layer_input,
+            PredictorInput::AttentionResidual => after_attention,
+        };
+        self.compute(x, seen, None)
+    }
+
+    /// Refuses to run without the residual stream where the predictors were made for it.
+    fn refuse_other_inputs(&self) -> Result<()> {
+        let input = self.shared.selector.input();
+        if input == PredictorInput::FfnInput {
+            return Ok(());
+        }
+        Err(Error::PredictorInput {
+            prefix: self.shared.neurons.layer.prefix.clone(),
+            input,
+        })
+    }
+
+    /// Shows `rows` to who asked for inputs of this kind.
+    fn record(&self, kind: PredictorInput, rows: &Tensor) -> candle::Result<()> {
+        let work = &mut *lock(&self.shared.workspace);
+        match work.recorder(kind) {
+            None => Ok(()),
+            Some(record) => with_f32(rows, |values| {
+                record(self.shared.index, values);
+                Ok(())
+            }),
+        }
+    }
+
+    /// Calls `f` with the values of `x` and of `seen`, which are for the same tokens.
+    fn with_inputs<T>(
+        &self,
+        x: &Tensor,
+        seen: &Tensor,
+        f: impl FnOnce(&[f32], &[f32]) -> candle::Result<T>,
+    ) -> candle::Result<T> {
+        let hidden = self.shared.neurons.layer.hidden_size;
+        check_width(x, hidden)?;
+        check_width(seen, hidden)?;
+        if x.elem_count() != seen.elem_count() {
+            let (x, seen) = (x.dims(), seen.dims());
+            candle::bail!("the input is {x:?}, what its predictors look at {seen:?}");
+        }
+        with_f32(x, |x| with_f32(seen, |seen| f(x, seen)))
+    }
+
     /// The FFN of rows of f32, `x` and `y` `(tokens, hidden_size)`: what `forward` does, without tensors. Nothing is
     /// allocated once its buffers have grown.
+    ///
+    /// # Errors
+    /// As of [`Module::forward`].
     ///
     /// # Panics
     /// When the lengths differ or are no multiple of `hidden_size`.
     pub fn forward_rows(&self, x: &[f32], y: &mut [f32]) -> Result<()> {
-        self.finish_rows(x, y, None)
+        self.refuse_other_inputs()?;
+        self.finish_rows(x, x, y, None)
     }
 
-    /// The FFN of `x`, whose first chunk may have begun.
-    fn finish_rows(&self, x: &[f32], y: &mut [f32], mut begun: Option<Step>) -> Result<()> {
+    /// The FFN of `x`, whose first chunk may have begun; the selector looks at `seen`.
+    fn finish_rows(
+        &self,
+        x: &[f32],
+        seen: &[f32],
+        y: &mut [f32],
+        mut begun: Option<Step>,
+    ) -> Result<()> {
         let shared = &self.shared;
         let hidden = shared.neurons.layer.hidden_size;
         assert!(
@@ -184,24 +279,28 @@ impl FlashMlp {
             y.len()
         );
         let chunks = y.chunks_mut(CHUNK_TOKENS_MAX * hidden);
-        for (x, y) in shared.chunks(x).zip(chunks) {
+        let inputs = shared.chunks(x).zip(shared.chunks(seen));
+        for ((x, seen), y) in inputs.zip(chunks) {
+            let inputs = Inputs { x, seen };
             let work = &mut *lock(&shared.workspace);
             let step = match begun.take() {
                 Some(step) => step,
-                None => Step::begin(shared, x, work)?,
+                None => Step::begin(shared, inputs, work)?,
             };
-            step.finish(x, y, work)?;
+            step.finish(inputs, y, work)?;
         }
         Ok(())
     }
 
-    fn compute(&self, x: &Tensor, begun: Option<Step>) -> candle::Result<Tensor> {
-        let hidden = self.shared.neurons.layer.hidden_size;
-        map_rows(x, hidden, hidden, |tokens, x| {
-            let mut y = vec![0.0; tokens * hidden];
-            self.finish_rows(x, &mut y, begun)?;
+    fn compute(&self, x: &Tensor, seen: &Tensor, begun: Option<Step>) -> candle::Result<Tensor> {
+        let y = self.with_inputs(x, seen, |x, seen| {
+            let mut y = vec![0.0; x.len()];
+            self.finish_rows(x, seen, &mut y, begun)?;
             Ok(y)
-        })
+        })?;
+        Tensor::from_vec(y, x.shape(), &Device::Cpu)?
+            .to_dtype(x.dtype())?
+            .to_device(x.device())
     }
 
     /// Lets this layer guess, from its own input, what `next` will want, and start to read it: for models whose FFNs
@@ -224,20 +323,41 @@ impl FlashMlp {
 pub struct MlpTicket {
     mlp: FlashMlp,
     x: Tensor,
+    /// What the selector looks at, where that is not `x`.
+    layer_input: Option<Tensor>,
     /// The step of the first chunk.
     step: Option<Step>,
 }
 
 impl MlpTicket {
     /// The FFN of the inputs that the ticket was given for.
+    ///
+    /// # Errors
+    /// The predictors look at what attention gave, which only [`Self::finish_with`] is told.
     pub fn finish(self) -> candle::Result<Tensor> {
-        self.mlp.compute(&self.x, self.step)
+        if self.mlp.shared.selector.input() == PredictorInput::AttentionResidual {
+            self.mlp.refuse_other_inputs()?;
+        }
+        let seen = self.layer_input.as_ref().unwrap_or(&self.x);
+        self.mlp.compute(&self.x, seen, self.step)
+    }
+
+    /// As [`Self::finish`], with the residual stream after attention for predictors that look at it.
+    pub fn finish_with(self, after_attention: &Tensor) -> candle::Result<Tensor> {
+        let kind = PredictorInput::AttentionResidual;
+        self.mlp.record(kind, after_attention)?;
+        if self.mlp.shared.selector.input() == kind {
+            return self.mlp.compute(&self.x, after_attention, self.step);
+        }
+        self.finish()
     }
 }
 
+/// Errs by name where the predictors look at the residual stream, which only [`FlashMlp::forward_with`] is given.
 impl Module for FlashMlp {
     fn forward(&self, x: &Tensor) -> candle::Result<Tensor> {
-        self.compute(x, None)
+        self.refuse_other_inputs()?;
+        self.compute(x, x, None)
     }
 }
 

@@ -1,8 +1,7 @@
 //! What `predictors.safetensors` says of itself, beside the tensors.
 //!
-//! One low-rank pair a layer, `<mlp prefix>.predictor.down.weight` `(rank, hidden)` and
-//! `<mlp prefix>.predictor.up.weight` `(intermediate, rank)` with `.up.bias` `(intermediate)`: neuron `i` is
-//! selected when `(up (down x) + bias)_i >= threshold`. Lists have one number a layer.
+//! A file has predictors of one kind, one a layer (docs/FORMAT.md has their tensors). Neuron `i` is selected when its
+//! score reaches the layer's threshold. Lists have one number a layer.
 //!
 //! `union_by_window` and `fresh_by_window` are missing in files from before these were measured: everything works
 //! without them, but nobody knows how often a cache of some size will miss.
@@ -10,11 +9,18 @@
 //! Not here: using them (`selector`), making them (`candle-wick-convert`).
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 
 use wick_format::Manifest;
 
+use crate::error::Error;
+use crate::predictor_kind::{Between, PredictorForm, PredictorInput};
+
 /// Lengths of the windows of tokens that are measured.
 pub const WINDOW_TOKENS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
+
+/// Characters of `made_by` that are kept.
+const MADE_BY_CHARS_MAX: usize = 120;
 
 /// What caches of different sizes are worth to a layer, as shares of its neurons: one that holds `union[i]` of them
 /// holds what the last `WINDOW_TOKENS[i]` tokens selected, and misses `fresh[i]` for a token.
@@ -31,10 +37,14 @@ pub struct WindowShares {
 pub struct PredictorMetadata {
     /// Hash of the model that they were made for: [`Manifest::neurons_hash`].
     pub model_hash: String,
-    /// What they look at; only `ffn_input` is known: the FFN's own input.
-    pub input: String,
-    /// Activation between the two matrices; only `none` is known.
-    pub between: String,
+    /// How scores are computed.
+    pub form: PredictorForm,
+    /// What they are computed from.
+    pub input: PredictorInput,
+    /// What lies between the two matrices of a low-rank pair.
+    pub between: Between,
+    /// How they were made, in a few words for people; files from before this was written have none.
+    pub made_by: Option<String>,
     /// Selected when the score reaches this.
     pub thresholds: Vec<f32>,
     /// Share of truly active neurons that were selected, on text not used for the fit.
@@ -65,8 +75,9 @@ impl PredictorMetadata {
         });
         [
             ("model_hash", self.model_hash.clone()),
-            ("input", self.input.clone()),
-            ("between", self.between.clone()),
+            ("form", self.form.name().to_owned()),
+            ("input", self.input.name().to_owned()),
+            ("between", self.between.name().to_owned()),
             ("thresholds", list(&self.thresholds)),
             ("recall", list(&self.recall)),
             ("selected_fraction", list(&self.selected_fraction)),
@@ -74,6 +85,7 @@ impl PredictorMetadata {
         ]
         .into_iter()
         .chain(windows)
+        .chain(self.made_by.iter().map(|by| ("made_by", by.clone())))
         .map(|(key, value)| (key.to_owned(), value))
         .collect()
     }
@@ -109,8 +121,13 @@ impl PredictorMetadata {
         };
         let metadata = Self {
             model_hash: text("model_hash")?,
-            input: text("input")?,
-            between: text("between")?,
+            form: match map.get("form") {
+                None => PredictorForm::LowRank,
+                Some(name) => kind(name)?,
+            },
+            input: kind(&text("input")?)?,
+            between: kind(&text("between")?)?,
+            made_by: map.get("made_by").map(|by| one_line(by)),
             thresholds: list("thresholds")?,
             recall: list("recall")?,
             selected_fraction: list("selected_fraction")?,
@@ -123,10 +140,10 @@ impl PredictorMetadata {
                 "made for model {made_for}, this one is {here}: fit them again"
             ));
         }
-        if metadata.input != "ffn_input" || metadata.between != "none" {
-            let (input, between) = (&metadata.input, &metadata.between);
+        if metadata.form == PredictorForm::Gate && metadata.between != Between::None {
+            let between = metadata.between;
             return Err(format!(
-                "input \"{input}\" with \"{between}\" between is not supported"
+                "form gate has nothing between two matrices, the metadata says {between}"
             ));
         }
         Ok(metadata)
@@ -136,6 +153,17 @@ impl PredictorMetadata {
     pub fn mean(values: &[f32]) -> f32 {
         values.iter().sum::<f32>() / values.len().max(1) as f32
     }
+}
+
+/// A kind by its name.
+fn kind<T: FromStr<Err = Error>>(name: &str) -> Result<T, String> {
+    name.parse().map_err(|error: Error| error.to_string())
+}
+
+/// What a file says of its maker, short enough and plain enough for a table.
+fn one_line(text: &str) -> String {
+    let plain = |c: &char| !c.is_control();
+    text.chars().filter(plain).take(MADE_BY_CHARS_MAX).collect()
 }
 
 /// A layer's shares from each run of numbers.

@@ -22,7 +22,8 @@ use crate::lookahead::Lookahead;
 use crate::mlp::Shared;
 use crate::neuron_cache::{StepPlan, PASSES_IN_FLIGHT};
 use crate::neurons::Rows;
-use crate::selector::Selection;
+use crate::predictor_kind::PredictorInput;
+use crate::selection::Selection;
 use crate::stats::Clock;
 use crate::workspace::{pass_neurons, sized, Workspace};
 
@@ -43,6 +44,15 @@ pub(crate) struct Step {
     clock: Clock,
 }
 
+/// What the tokens of a step bring, `(tokens, hidden)` each.
+#[derive(Clone, Copy)]
+pub(crate) struct Inputs<'a> {
+    /// The FFN's own input.
+    pub(crate) x: Rows<'a>,
+    /// What the selector looks at: the same, or what its predictors were made for.
+    pub(crate) seen: Rows<'a>,
+}
+
 /// A range of a step's selection that is computed at once.
 struct Pass<'a> {
     x: Rows<'a>,
@@ -59,15 +69,20 @@ enum Part {
 
 impl Step {
     /// Selects, plans, and starts to read what the first passes miss.
-    pub(crate) fn begin(shared: &Arc<Shared>, x: Rows<'_>, work: &mut Workspace) -> Result<Self> {
-        if let Some(record) = &mut work.recorder {
+    pub(crate) fn begin(
+        shared: &Arc<Shared>,
+        inputs: Inputs<'_>,
+        work: &mut Workspace,
+    ) -> Result<Self> {
+        let Inputs { x, seen } = inputs;
+        if let Some(record) = work.recorder(PredictorInput::FfnInput) {
             record(shared.index, x.values);
         }
         let mut clock = Clock::start();
         let mut selection = work.selections.pop().unwrap_or_default();
         shared
             .selector
-            .select(&shared.neurons, x, &mut work.scores, &mut selection)?;
+            .select(&shared.neurons, seen, &mut work.scores, &mut selection)?;
         if let Some(record) = &mut work.selection_recorder {
             selection.for_each_token(x.tokens, &mut work.positions, |neurons| {
                 record(shared.index, neurons);
@@ -98,12 +113,17 @@ impl Step {
     }
 
     /// Computes pass by pass, the hits of a pass while its misses are in flight, and writes the sums to `y`.
-    pub(crate) fn finish(mut self, x: Rows<'_>, y: &mut [f32], work: &mut Workspace) -> Result<()> {
-        let shared = self.shared.clone();
+    pub(crate) fn finish(
+        mut self,
+        inputs: Inputs<'_>,
+        y: &mut [f32],
+        work: &mut Workspace,
+    ) -> Result<()> {
+        let (shared, x) = (self.shared.clone(), inputs.x);
         self.clock.resume();
         work.sums.reset(x.tokens, shared.neurons.layer.hidden_size);
         let plan = self.plan.take().expect("a step ends once");
-        if let Err(error) = self.run_passes(x, &plan, work) {
+        if let Err(error) = self.run_passes(inputs, &plan, work) {
             self.plan = Some(plan);
             return Err(error);
         }
@@ -118,7 +138,13 @@ impl Step {
         Ok(())
     }
 
-    fn run_passes(&mut self, x: Rows<'_>, plan: &StepPlan, work: &mut Workspace) -> Result<()> {
+    fn run_passes(
+        &mut self,
+        inputs: Inputs<'_>,
+        plan: &StepPlan,
+        work: &mut Workspace,
+    ) -> Result<()> {
+        let x = inputs.x;
         let overlap = self.shared.switches.overlap;
         let ahead = self.passes_ahead();
         for (index, range) in plan.passes().iter().enumerate() {
@@ -127,7 +153,7 @@ impl Step {
                 self.coefficients(&pass, Part::Hits, work);
             }
             if index + 1 == plan.passes().len() {
-                self.look_ahead(x, work);
+                self.look_ahead(inputs.seen, work);
             }
             if range.clone().any(|position| plan.is_miss(position)) {
                 self.read_on(plan, ahead.max(1), work);
@@ -152,13 +178,14 @@ impl Step {
         }
     }
 
-    /// Has the next layer's neurons read behind the last ones of this layer, in decoding.
-    fn look_ahead(&mut self, x: Rows<'_>, work: &mut Workspace) {
+    /// Has the next layer's neurons read behind the last ones of this layer, in decoding. All predictors of a model look
+    /// at the same kind of input, so that the next layer's can guess from what this layer's has `seen`.
+    fn look_ahead(&mut self, seen: Rows<'_>, work: &mut Workspace) {
         let lookahead = self.shared.switches.lookahead;
         if lookahead == Lookahead::Off {
             return;
         }
-        if x.tokens > 1 {
+        if seen.tokens > 1 {
             work.trials.pause();
             return;
         }
@@ -169,7 +196,7 @@ impl Step {
             return;
         };
         if lookahead == Lookahead::Always || work.trials.is_on() {
-            Ahead::begin(next, x, work);
+            Ahead::begin(next, seen, work);
             self.clock.select();
         }
     }

@@ -18,7 +18,8 @@ use crate::eviction_order::CachePolicy;
 use crate::folder::FlashFolder;
 use crate::lookahead::Lookahead;
 use crate::matrix::Matrix;
-use crate::selector::SelectorKind;
+use crate::predictor_kind::PredictorInput;
+use crate::selector_kind::SelectorKind;
 use crate::stats::FfnStats;
 use crate::trace::ActivityTrace;
 use crate::workspace::{FfnRecorder, SelectionRecorder, Workspace};
@@ -145,7 +146,13 @@ impl FlashVarBuilder {
 
     /// Shows the inputs of every FFN loaded from here to `recorder` from now on, or to nobody.
     pub fn record_ffn_inputs(&self, recorder: Option<FfnRecorder>) {
-        lock(&self.workspace).recorder = recorder;
+        self.record_inputs(PredictorInput::FfnInput, recorder);
+    }
+
+    /// Shows what predictors of this kind would look at, in every FFN loaded from here, to `recorder` from now on, or to
+    /// nobody. The residual stream is seen by those FFNs alone that are given it (`forward_with`, `begin_with`).
+    pub fn record_inputs(&self, kind: PredictorInput, recorder: Option<FfnRecorder>) {
+        *lock(&self.workspace).recorder(kind) = recorder;
     }
 
     /// Shows what each token's neurons are, in every FFN loaded from here, to `recorder` from now on, or to nobody.
@@ -155,7 +162,7 @@ impl FlashVarBuilder {
 
     /// Whether a made-up history stands in for what the selector chooses.
     pub fn is_replaying(&self) -> bool {
-        self.placement.trace.is_some() && self.placement.selector == SelectorKind::LowRank
+        self.placement.trace.is_some() && self.placement.selector.form().is_some()
     }
 
     pub(crate) fn workspace(&self) -> &Arc<Mutex<Workspace>> {

@@ -8,7 +8,7 @@ use crate::budget::ModelNeeds;
 use crate::folder::FlashFolder;
 use crate::neuron_cache::PASS_NEURONS;
 use crate::predictors::PredictorMetadata;
-use crate::selector::SelectorKind;
+use crate::selector_kind::SelectorKind;
 
 /// What is in DRAM of the streamable matrices and the slots.
 pub(crate) struct Weights {
@@ -47,8 +47,8 @@ pub(crate) fn streamable(folder: &FlashFolder, needs: &ModelNeeds) -> Vec<(Strin
 /// Each layer's need for slots, relative to the others': what 5 tokens select, where predictors tell.
 pub(crate) fn slots_need(folder: &FlashFolder, selector: SelectorKind) -> Vec<f64> {
     let layers = &folder.manifest().layers;
-    match (selector, folder.predictors()) {
-        (SelectorKind::LowRank, Ok(Some(PredictorMetadata { union_fraction, .. }))) => layers
+    match (selector.form(), folder.predictors()) {
+        (Some(_), Ok(Some(PredictorMetadata { union_fraction, .. }))) => layers
             .iter()
             .zip(union_fraction)
             .map(|(layer, union)| {

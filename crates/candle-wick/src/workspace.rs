@@ -5,7 +5,8 @@ use wick_kernels::Accumulator;
 
 use crate::ahead::Settled;
 use crate::lookahead::Trials;
-use crate::selector::Selection;
+use crate::predictor_kind::PredictorInput;
+use crate::selection::Selection;
 use crate::stats::FfnStats;
 
 /// Tokens of one step at most: one bit each in [`Selection`].
@@ -15,8 +16,8 @@ const PASS_ACTIVATIONS: usize = 1 << 18;
 /// Neurons of one pass at most, so that reads of the next pass overlap the sums of this one.
 pub const PASS_NEURONS_MAX: usize = 2048;
 
-/// Called with a layer's place in the manifest and its inputs `(tokens, hidden)` before each step, under the lock of
-/// the scratch: it must not ask the `FlashVarBuilder` for statistics, nor run a layer.
+/// Called with a layer's place in the manifest and inputs of one kind, `(tokens, hidden)`, before each step, under the
+/// lock of the scratch: it must not ask the `FlashVarBuilder` for statistics, nor run a layer.
 pub type FfnRecorder = Box<dyn FnMut(usize, &[f32]) + Send>;
 
 /// Called with a layer's place in the manifest and the neurons of one token, ascending, for each token of a step in
@@ -36,7 +37,8 @@ pub(crate) struct Workspace {
     pub(crate) coefficients: Vec<f32>,
     pub(crate) sums: Accumulator,
     pub(crate) stats: Vec<FfnStats>,
-    pub(crate) recorder: Option<FfnRecorder>,
+    /// One a kind of input, in the order of [`PredictorInput`].
+    recorders: [Option<FfnRecorder>; 3],
     pub(crate) trials: Trials,
     pub(crate) selection_recorder: Option<SelectionRecorder>,
 }
@@ -57,6 +59,11 @@ impl Workspace {
             stats: vec![FfnStats::default(); layer_count],
             ..Self::default()
         }
+    }
+
+    /// Who is shown inputs of `kind`.
+    pub(crate) fn recorder(&mut self, kind: PredictorInput) -> &mut Option<FfnRecorder> {
+        &mut self.recorders[kind as usize]
     }
 
     /// Books what a guess for layer `index` was worth.

@@ -236,11 +236,9 @@ impl Bench<'_> {
     /// How the row of this name loads the model.
     fn spec(&self, name: &str) -> Result<RowSpec> {
         let has_selector = name != "naive" && name != "hybrid";
-        let selector = if has_selector {
-            SelectorKind::LowRank
-        } else {
-            SelectorKind::Dense
-        };
+        // The row is there only where predictors are.
+        let predictors = self.subject.folder.predictors()?.filter(|_| has_selector);
+        let selector = predictors.map_or(SelectorKind::Dense, |found| SelectorKind::of(found.form));
         let mut options = LoadOptions {
             selector: Some(selector),
             ..self.subject.options(self.args.memory, self.ctx)

@@ -9,7 +9,7 @@ mod cgroup;
 mod decode;
 mod dense;
 mod io;
-mod plot;
+pub(crate) mod plot;
 mod prompt;
 mod row;
 mod subject;

@@ -29,6 +29,7 @@ const SEED: u64 = 5;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RowSpec {
     pub(crate) folder: PathBuf,
+    pub(crate) predictors: Option<PathBuf>,
     /// What the plan may spend, before `slots_per_layer` changes it.
     pub(crate) memory: String,
     /// What the plan then comes to: the most that the process may use.
@@ -160,7 +161,8 @@ impl RowSpec {
 
     /// Loads the model and decodes. A text that outgrows the context goes on in a new one, from its last token.
     fn measure(&self) -> Result<RowFigures> {
-        let folder = FlashFolder::open(&self.folder, self.io_options()?)?;
+        let (io, predictors) = (self.io_options()?, self.predictors.as_deref());
+        let folder = FlashFolder::open_with(&self.folder, io, predictors)?;
         let options = self.options(&folder)?;
         let mut model = LoadedModel::load(folder, &options)?;
         let (mut ids, mut prompt, mut logits) =

@@ -1,5 +1,7 @@
 //! The model that a benchmark is about, and what has to be known of it before anything is measured.
 
+use std::path::Path;
+
 use anyhow::{Context, Result};
 use candle_wick::{BudgetPlan, CachePolicy, FlashFolder, IoOptions, Memory, SelectorKind};
 use candle_wick_models::LoadOptions;
@@ -84,6 +86,7 @@ impl Subject {
         let activity = self.activity.filter(|_| has_selector);
         Ok(RowSpec {
             folder: self.folder.path().to_owned(),
+            predictors: self.folder.predictors_path().map(Path::to_owned),
             memory: memory.to_string(),
             // Slots asked for one by one may come to more than the budget, or to less.
             limit_bytes: match memory {

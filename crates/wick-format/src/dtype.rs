@@ -89,20 +89,22 @@ pub enum StoredDtype {
     Bf16,
     /// Bytes: records and padding.
     U8,
+    /// Whole numbers from -128 to 127: matrices with a scale a row.
+    I8,
     /// Checksums.
     U32,
 }
 
 impl StoredDtype {
     /// The names of all of them, for messages.
-    pub(crate) const NAMES: &'static str = "F32, F16, BF16, U8, U32";
+    pub(crate) const NAMES: &'static str = "F32, F16, BF16, U8, I8, U32";
 
     /// Bytes of one element.
     pub const fn size_bytes(self) -> usize {
         match self {
             Self::F32 | Self::U32 => 4,
             Self::F16 | Self::Bf16 => 2,
-            Self::U8 => 1,
+            Self::U8 | Self::I8 => 1,
         }
     }
 
@@ -113,6 +115,7 @@ impl StoredDtype {
             Self::F16 => "F16",
             Self::Bf16 => "BF16",
             Self::U8 => "U8",
+            Self::I8 => "I8",
             Self::U32 => "U32",
         }
     }
@@ -124,18 +127,19 @@ impl StoredDtype {
             "F16" => Some(Self::F16),
             "BF16" => Some(Self::Bf16),
             "U8" => Some(Self::U8),
+            "I8" => Some(Self::I8),
             "U32" => Some(Self::U32),
             _ => None,
         }
     }
 
-    /// The weight dtype, `None` for bytes and checksums.
+    /// The weight dtype, `None` for what means nothing without a scale, and for checksums.
     pub const fn weight(self) -> Option<Dtype> {
         match self {
             Self::F32 => Some(Dtype::F32),
             Self::F16 => Some(Dtype::F16),
             Self::Bf16 => Some(Dtype::Bf16),
-            Self::U8 | Self::U32 => None,
+            Self::U8 | Self::I8 | Self::U32 => None,
         }
     }
 }
@@ -176,7 +180,7 @@ mod tests {
             assert_eq!(StoredDtype::from(dtype).weight(), Some(dtype));
             assert_eq!(StoredDtype::from(dtype).size_bytes(), dtype.size_bytes());
         }
-        for stored in [StoredDtype::U8, StoredDtype::U32] {
+        for stored in [StoredDtype::U8, StoredDtype::I8, StoredDtype::U32] {
             let name = stored.safetensors_name();
             assert_eq!(StoredDtype::from_safetensors_name(name), Some(stored));
             assert_eq!(stored.weight(), None);

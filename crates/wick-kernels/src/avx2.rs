@@ -6,8 +6,9 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use crate::generic::{self, add, dot, Bf16, Lanes, Weight, F16, F32};
-use crate::kernels::{Kernels, WeightKernels};
+use crate::generic::packed::{self, Fields};
+use crate::generic::{self, add, dot, Bf16, Lanes, Weight, F16, F32, I8};
+use crate::kernels::{Kernels, PackedKernels, WeightKernels};
 
 /// The table of this ISA.
 pub(crate) static KERNELS: Kernels = Kernels {
@@ -17,6 +18,15 @@ pub(crate) static KERNELS: Kernels = Kernels {
     f32: weight_kernels::<F32>(),
     f16: weight_kernels::<F16>(),
     bf16: weight_kernels::<Bf16>(),
+    i8: weight_kernels::<I8>(),
+    packed: PACKED_KERNELS,
+};
+
+/// The kernels of packed rows, for AVX-512 too: they have 8 lanes everywhere.
+pub(crate) const PACKED_KERNELS: PackedKernels = PackedKernels {
+    one: packed_panel::<1>,
+    two: packed_panel::<2>,
+    four: packed_panel::<4>,
 };
 
 /// Whether this CPU has the features.
@@ -96,6 +106,12 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(source: *const u8) -> __m256 {
+        // SAFETY: the CPU has AVX2; `source` is valid for 8 bytes, and the load is unaligned.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(source.cast()))) }
+    }
+
+    #[inline(always)]
     unsafe fn one_f16(bits: u16) -> f32 {
         // SAFETY: the CPU has F16C.
         unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits)))) }
@@ -122,6 +138,25 @@ impl Lanes for Avx2 {
     unsafe fn prefetch(address: *const u8) {
         // SAFETY: a prefetch never faults, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+}
+
+impl Fields for Avx2 {
+    type Bytes = __m256i;
+
+    #[inline(always)]
+    unsafe fn load_bytes(source: *const u8) -> __m256i {
+        // SAFETY: the CPU has AVX2; `source` is valid for 8 bytes, and the load is unaligned.
+        unsafe { _mm256_cvtepu8_epi32(_mm_loadl_epi64(source.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn field(bytes: __m256i, shift: u32, mask: u32) -> __m256 {
+        // SAFETY: the CPU has AVX2.
+        unsafe {
+            let shifted = _mm256_srlv_epi32(bytes, _mm256_set1_epi32(shift as i32));
+            _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(mask as i32)))
+        }
     }
 }
 
@@ -162,4 +197,16 @@ fn add_panel<W: Weight>(rows: &[&[u8]], c: &[f32], columns: Range<usize>, sums: 
 fn widen<W: Weight>(bytes: &[u8], out: &mut [f32]) {
     // SAFETY: this function has the features.
     unsafe { generic::widen::<Avx2, W>(bytes, out) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn packed_panel<const BITS: usize>(
+    weights: &[u8],
+    scales: &[u8],
+    x: &[f32],
+    tokens: usize,
+    out: &mut [f32],
+) {
+    // SAFETY: this function has the features.
+    unsafe { packed::dot_panel::<Avx2, BITS>(weights, scales, x, tokens, out) }
 }

@@ -1,7 +1,7 @@
 //! The AVX-512 instantiation: 512-bit vectors, twice the registers.
 //!
 //! Only the foundation set is asked for, which brings fused multiply-add and the widening of `f16`
-//! (and, as everywhere, AVX2, FMA and F16C).
+//! (and, as everywhere, AVX2, FMA and F16C, which packed rows are left to).
 //!
 //! Invariants:
 //! - Nothing here runs unless [`is_available`]: the table's functions are `unsafe` for that.
@@ -9,7 +9,8 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use crate::generic::{self, add, dot, Bf16, Lanes, Weight, F16, F32};
+use crate::avx2;
+use crate::generic::{self, add, dot, Bf16, Lanes, Weight, F16, F32, I8};
 use crate::kernels::{Kernels, WeightKernels};
 
 /// The table of this ISA.
@@ -20,11 +21,13 @@ pub(crate) static KERNELS: Kernels = Kernels {
     f32: weight_kernels::<F32>(),
     f16: weight_kernels::<F16>(),
     bf16: weight_kernels::<Bf16>(),
+    i8: weight_kernels::<I8>(),
+    packed: avx2::PACKED_KERNELS,
 };
 
 /// Whether this CPU has the features.
 pub(crate) fn is_available() -> bool {
-    is_x86_feature_detected!("avx512f")
+    is_x86_feature_detected!("avx512f") && avx2::is_available()
 }
 
 /// 512-bit vectors.
@@ -79,6 +82,12 @@ impl Lanes for Avx512 {
             let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(source.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(source: *const u8) -> __m512 {
+        // SAFETY: the CPU has AVX-512F; `source` is valid for 16 bytes, and the load is unaligned.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(source.cast()))) }
     }
 
     #[inline(always)]

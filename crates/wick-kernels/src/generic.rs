@@ -1,8 +1,8 @@
 //! The algorithms, written once over a small vector trait.
 //!
 //! [`Lanes`] is what an ISA offers: vectors of `f32`, widening loads, fused multiply-add, the
-//! lane sum. [`Weight`] picks the widening load of a stored type. [`dot`] and [`add`] hold the
-//! algorithms; `scalar.rs`, `avx2.rs`, `avx512.rs` and `neon.rs` instantiate them.
+//! lane sum. [`Weight`] picks the widening load of a stored type. [`dot`], [`add`] and [`packed`]
+//! hold the algorithms; `scalar.rs`, `avx2.rs`, `avx512.rs` and `neon.rs` instantiate them.
 //!
 //! Everything is `inline(always)` and nothing here has a `target_feature`: the features come from
 //! the function an ISA file wraps around it, and the bodies must melt into that function.
@@ -13,6 +13,7 @@
 
 pub(crate) mod add;
 pub(crate) mod dot;
+pub(crate) mod packed;
 
 /// Bytes of a cache line, for prefetches.
 const CACHE_LINE: usize = 64;
@@ -47,6 +48,8 @@ pub(crate) trait Lanes {
     unsafe fn load_f16(source: *const u8) -> Self::Vector;
     /// Lanes from little-endian `bf16`.
     unsafe fn load_bf16(source: *const u8) -> Self::Vector;
+    /// Lanes from signed bytes.
+    unsafe fn load_i8(source: *const u8) -> Self::Vector;
     /// One `f16` given by its bits.
     unsafe fn one_f16(bits: u16) -> f32;
     /// `a * b + c`, rounded once.
@@ -77,6 +80,8 @@ pub(crate) struct F32;
 pub(crate) struct F16;
 /// Weights stored as `bf16`.
 pub(crate) struct Bf16;
+/// Weights stored as signed bytes.
+pub(crate) struct I8;
 
 impl Weight for F32 {
     const SIZE: usize = 4;
@@ -128,6 +133,22 @@ impl Weight for Bf16 {
         // SAFETY: two bytes are readable.
         let bits = u16::from_le_bytes(unsafe { source.cast::<[u8; 2]>().read_unaligned() });
         f32::from_bits(u32::from(bits) << 16)
+    }
+}
+
+impl Weight for I8 {
+    const SIZE: usize = 1;
+
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(source: *const u8) -> L::Vector {
+        // SAFETY: the caller's promise is the one `load_i8` asks for.
+        unsafe { L::load_i8(source) }
+    }
+
+    #[inline(always)]
+    unsafe fn one<L: Lanes>(source: *const u8) -> f32 {
+        // SAFETY: a byte is readable.
+        f32::from(unsafe { source.cast::<i8>().read() })
     }
 }
 

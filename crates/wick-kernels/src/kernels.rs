@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use crate::dtype::WeightDtype;
+use crate::packed::PackedBits;
 
 /// Multiply-adds below which handing work to other threads costs more than it saves.
 pub(crate) const PARALLEL_MADDS_MIN: usize = 64 * 1024;
@@ -35,6 +36,27 @@ pub(crate) struct WeightKernels {
     pub(crate) widen: Widen,
 }
 
+/// `(weights, scales, x, tokens, out)`: `out[r * tokens + t] = packed row r . x[t]`.
+pub(crate) type PackedPanel = unsafe fn(&[u8], &[u8], &[f32], usize, &mut [f32]);
+
+/// The kernels of packed rows on one ISA, which has 8 lanes for them whatever it has elsewhere.
+pub(crate) struct PackedKernels {
+    pub(crate) one: PackedPanel,
+    pub(crate) two: PackedPanel,
+    pub(crate) four: PackedPanel,
+}
+
+impl PackedKernels {
+    /// The kernel for weights of so many bits.
+    pub(crate) fn of(&self, bits: PackedBits) -> PackedPanel {
+        match bits {
+            PackedBits::One => self.one,
+            PackedBits::Two => self.two,
+            PackedBits::Four => self.four,
+        }
+    }
+}
+
 /// The kernels of one ISA.
 pub(crate) struct Kernels {
     pub(crate) name: &'static str,
@@ -43,6 +65,8 @@ pub(crate) struct Kernels {
     pub(crate) f32: WeightKernels,
     pub(crate) f16: WeightKernels,
     pub(crate) bf16: WeightKernels,
+    pub(crate) i8: WeightKernels,
+    pub(crate) packed: PackedKernels,
 }
 
 impl Kernels {
@@ -80,6 +104,7 @@ impl Kernels {
             WeightDtype::F32 => &self.f32,
             WeightDtype::F16 => &self.f16,
             WeightDtype::Bf16 => &self.bf16,
+            WeightDtype::I8 => &self.i8,
         }
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! A feed-forward layer needs two products. Gate and up are dots: `out[r][t] = row(r) . x[t]`
 //! ([`dot_rows`]). Down is a sum of scaled rows: `y[t] += sum over r of c[r][t] * row(r)`
-//! ([`Accumulator`]). Rows are little-endian `f32`, `f16` or `bf16` bytes at any alignment
+//! ([`Accumulator`]). Rows are little-endian `f32`, `f16`, `bf16` or `i8` bytes at any alignment
 //! ([`WeightDtype`]), wherever they lie: the caller hands out one slice a row. Inputs, sums and
-//! outputs are `f32`. [`dot()`] and [`axpy`] are the same two operations on plain `f32` slices, and
+//! outputs are `f32`. Predictors have rows of 1, 2 or 4 bits a weight as well ([`PackedRows`]),
+//! made by [`pack_row`]. [`dot()`] and [`axpy`] are the same two operations on plain `f32` slices, and
 //! [`widen`] turns stored weights into `f32`. [`read_plain`] and [`read_streams`] only read: the
 //! floor to time the others against.
 //!
@@ -13,6 +14,8 @@
 //!   the lane tree (halves are added until one is left: `((0+4)+(2+6)) + ((1+5)+(3+7))` for 8), then
 //!   the last `k % L` elements one by one. `L` is 16 with AVX-512 and 8 otherwise: a process stays
 //!   with one instruction set, but two machines may differ in the last bits of a dot.
+//! - A dot of a packed row has 8 lanes everywhere: a vector sum a group of 64, added to the row's with
+//!   one fused multiply-add by the group's scale, then the lane tree.
 //! - An element of a sum of rows is a chain of fused multiply-adds in ascending row order.
 //! - So the bits of a result do not depend on how rows are grouped into calls, on how many tokens
 //!   share a call, on tile sizes, or on the number of threads. Threads split outputs, never a sum.
@@ -43,6 +46,8 @@ mod generic;
 mod kernels;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod packed;
+mod packed_dot;
 mod plain;
 mod read;
 mod scalar;
@@ -53,5 +58,7 @@ pub use accumulator::Accumulator;
 pub use dot::dot_rows;
 pub use dtype::WeightDtype;
 pub use kernels::isa_name;
+pub use packed::{pack_row, packed_groups, PackedBits, PACKED_GROUP};
+pub use packed_dot::PackedRows;
 pub use plain::{axpy, dot, widen};
 pub use read::{read_plain, read_streams};

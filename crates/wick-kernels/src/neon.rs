@@ -7,8 +7,9 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::ops::Range;
 
-use crate::generic::{self, add, dot, Bf16, Lanes, Weight, F16, F32};
-use crate::kernels::{Kernels, WeightKernels};
+use crate::generic::packed::{self, Fields};
+use crate::generic::{self, add, dot, Bf16, Lanes, Weight, F16, F32, I8};
+use crate::kernels::{Kernels, PackedKernels, WeightKernels};
 
 /// The table of this ISA.
 pub(crate) static KERNELS: Kernels = Kernels {
@@ -18,6 +19,12 @@ pub(crate) static KERNELS: Kernels = Kernels {
     f32: weight_kernels::<F32>(),
     f16: weight_kernels::<F16>(),
     bf16: weight_kernels::<Bf16>(),
+    i8: weight_kernels::<I8>(),
+    packed: PackedKernels {
+        one: packed_panel::<1>,
+        two: packed_panel::<2>,
+        four: packed_panel::<4>,
+    },
 };
 
 /// Lanes 0 to 3 and 4 to 7.
@@ -88,6 +95,18 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(source: *const u8) -> Pair {
+        // SAFETY: the CPU has NEON; `source` is valid for 8 bytes, at any alignment.
+        unsafe {
+            let words = vmovl_s8(vld1_s8(source.cast()));
+            Pair(
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(words))),
+                vcvtq_f32_s32(vmovl_high_s16(words)),
+            )
+        }
+    }
+
+    #[inline(always)]
     unsafe fn one_f16(bits: u16) -> f32 {
         // SAFETY: the CPU has NEON.
         unsafe { vgetq_lane_f32::<0>(widen_f16(vdupq_n_u16(bits)).0) }
@@ -114,6 +133,30 @@ impl Lanes for Neon {
         // SAFETY: a prefetch never faults, whatever the address.
         unsafe {
             asm!("prfm pldl1keep, [{}]", in(reg) address, options(readonly, nostack, preserves_flags));
+        }
+    }
+}
+
+impl Fields for Neon {
+    type Bytes = uint16x8_t;
+
+    #[inline(always)]
+    unsafe fn load_bytes(source: *const u8) -> uint16x8_t {
+        // SAFETY: the CPU has NEON; `source` is valid for 8 bytes, at any alignment.
+        unsafe { vmovl_u8(vld1_u8(source)) }
+    }
+
+    #[inline(always)]
+    unsafe fn field(bytes: uint16x8_t, shift: u32, mask: u32) -> Pair {
+        // SAFETY: the CPU has NEON.
+        unsafe {
+            // A shift to the left by a negative number is one to the right.
+            let shifted = vshlq_u16(bytes, vdupq_n_s16(-(shift as i16)));
+            let codes = vandq_u16(shifted, vdupq_n_u16(mask as u16));
+            Pair(
+                vcvtq_f32_u32(vmovl_u16(vget_low_u16(codes))),
+                vcvtq_f32_u32(vmovl_high_u16(codes)),
+            )
         }
     }
 }
@@ -176,4 +219,16 @@ fn add_panel<W: Weight>(rows: &[&[u8]], c: &[f32], columns: Range<usize>, sums: 
 fn widen<W: Weight>(bytes: &[u8], out: &mut [f32]) {
     // SAFETY: this function has the feature.
     unsafe { generic::widen::<Neon, W>(bytes, out) }
+}
+
+#[target_feature(enable = "neon")]
+fn packed_panel<const BITS: usize>(
+    weights: &[u8],
+    scales: &[u8],
+    x: &[f32],
+    tokens: usize,
+    out: &mut [f32],
+) {
+    // SAFETY: this function has the feature.
+    unsafe { packed::dot_panel::<Neon, BITS>(weights, scales, x, tokens, out) }
 }

@@ -8,8 +8,9 @@ use std::ops::Range;
 
 use half::f16;
 
-use crate::generic::{self, add, dot, Bf16, Lanes, Weight, F16, F32};
-use crate::kernels::{Kernels, WeightKernels};
+use crate::generic::packed::{self, Fields};
+use crate::generic::{self, add, dot, Bf16, Lanes, Weight, F16, F32, I8};
+use crate::kernels::{Kernels, PackedKernels, WeightKernels};
 
 /// The table of this ISA.
 pub(crate) static KERNELS: Kernels = Kernels {
@@ -19,6 +20,12 @@ pub(crate) static KERNELS: Kernels = Kernels {
     f32: weight_kernels::<F32>(),
     f16: weight_kernels::<F16>(),
     bf16: weight_kernels::<Bf16>(),
+    i8: weight_kernels::<I8>(),
+    packed: PackedKernels {
+        one: packed_panel::<1>,
+        two: packed_panel::<2>,
+        four: packed_panel::<4>,
+    },
 };
 
 /// Lanes of the portable vector, as many as AVX2 has.
@@ -66,6 +73,11 @@ impl Lanes for Portable {
         unsafe { load::<Bf16>(source) }
     }
 
+    unsafe fn load_i8(source: *const u8) -> [f32; LANES] {
+        // SAFETY: `source` is valid for `LANES` weights.
+        unsafe { load::<I8>(source) }
+    }
+
     unsafe fn one_f16(bits: u16) -> f32 {
         f16::from_bits(bits).to_f32_const()
     }
@@ -79,6 +91,19 @@ impl Lanes for Portable {
     }
 
     unsafe fn prefetch(_: *const u8) {}
+}
+
+impl Fields for Portable {
+    type Bytes = [u8; LANES];
+
+    unsafe fn load_bytes(source: *const u8) -> [u8; LANES] {
+        // SAFETY: `source` is valid for `LANES` bytes.
+        unsafe { source.cast::<[u8; LANES]>().read_unaligned() }
+    }
+
+    unsafe fn field(bytes: [u8; LANES], shift: u32, mask: u32) -> [f32; LANES] {
+        bytes.map(|byte| (u32::from(byte) >> shift & mask) as f32)
+    }
 }
 
 /// Weights one by one.
@@ -122,4 +147,15 @@ fn add_panel<W: Weight>(rows: &[&[u8]], c: &[f32], columns: Range<usize>, sums: 
 fn widen<W: Weight>(bytes: &[u8], out: &mut [f32]) {
     // SAFETY: the portable ISA needs no feature.
     unsafe { generic::widen::<Portable, W>(bytes, out) }
+}
+
+fn packed_panel<const BITS: usize>(
+    weights: &[u8],
+    scales: &[u8],
+    x: &[f32],
+    tokens: usize,
+    out: &mut [f32],
+) {
+    // SAFETY: the portable ISA needs no feature.
+    unsafe { packed::dot_panel::<Portable, BITS>(weights, scales, x, tokens, out) }
 }

@@ -1,16 +1,22 @@
 //! Kernels against their slow, obvious versions, on every instruction set this machine has.
 //!
 //! `naive` holds the versions and the test matrices, `close` compares with sums in `f64`, `bits`
-//! holds the promises about bits.
+//! holds the promises about bits, `packed` has rows of few bits.
 
 mod bits;
 mod close;
 mod naive;
+mod packed;
 
 use crate::kernels::Kernels;
 use crate::WeightDtype;
 
-const DTYPES: [WeightDtype; 3] = [WeightDtype::F32, WeightDtype::F16, WeightDtype::Bf16];
+const DTYPES: [WeightDtype; 4] = [
+    WeightDtype::F32,
+    WeightDtype::F16,
+    WeightDtype::Bf16,
+    WeightDtype::I8,
+];
 
 /// The tables this machine can run.
 fn tables() -> Vec<&'static Kernels> {
@@ -46,5 +52,5 @@ fn names_and_sizes() {
     assert_eq!(names[0], "scalar");
     assert!(names.contains(&crate::isa_name()));
     let sizes = DTYPES.map(|dtype| (dtype.name(), dtype.size_bytes()));
-    assert_eq!(sizes, [("f32", 4), ("f16", 2), ("bf16", 2)]);
+    assert_eq!(sizes, [("f32", 4), ("f16", 2), ("bf16", 2), ("i8", 1)]);
 }

@@ -23,15 +23,24 @@ struct Sink {
 }
 
 impl Capture {
-    /// Runs the model over `ids` in blocks of its context and keeps what each FFN sees, in files beside
-    /// the model at `folder`.
+    /// Runs the model over `ids` in blocks of its context and keeps what each FFN sees, in files in `folder`.
     pub(super) fn record(
         model: &mut LoadedModel,
         folder: &Path,
         ids: &[u32],
         progress: &dyn Fn(usize),
     ) -> Result<Self, ConvertError> {
-        let io = |source| ConvertError::io(folder, "write the captured inputs beside")(source);
+        Self::around(model, folder, ids.len(), |model| run(model, ids, progress))
+    }
+
+    /// As [`Self::record`], where `run` takes the model over `tokens` tokens.
+    pub(super) fn around(
+        model: &mut LoadedModel,
+        folder: &Path,
+        tokens: usize,
+        run: impl FnOnce(&mut LoadedModel) -> Result<(), ConvertError>,
+    ) -> Result<Self, ConvertError> {
+        let io = |source| ConvertError::io(folder, "write captured inputs to")(source);
         let layers = model.folder().manifest().layers.len();
         let files: io::Result<Vec<File>> =
             (0..layers).map(|_| tempfile::tempfile_in(folder)).collect();
@@ -47,14 +56,11 @@ impl Capture {
             Box::new(move |layer: usize, rows: &[f32]| lock(&sink).write(layer, rows))
         };
         model.record_ffn_inputs(Some(recorder));
-        let ran = run(model, ids, progress);
+        let ran = run(model);
         model.record_ffn_inputs(None);
         ran?;
         lock(&sink).finish().map_err(io)?;
-        Ok(Self {
-            files,
-            tokens: ids.len(),
-        })
+        Ok(Self { files, tokens })
     }
 
     /// The inputs of one layer, `(tokens, hidden)`.

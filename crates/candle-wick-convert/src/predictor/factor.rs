@@ -56,6 +56,26 @@ impl Factors {
         Ok(Self { down, up, bias })
     }
 
+    /// How many values lie between the two matrices.
+    pub(super) fn rank(&self) -> usize {
+        self.down.dims().first().copied().unwrap_or(0)
+    }
+
+    /// The first `rank` directions alone, the best so many, for inputs whose mean is `mean` `(hidden)`.
+    pub(super) fn narrowed(&self, rank: usize, mean: &Tensor) -> Result<Self> {
+        let rest = self.rank() - rank;
+        let (down, up) = (
+            self.down.narrow(0, rank, rest)?,
+            self.up.narrow(1, rank, rest)?,
+        );
+        let lost = up.matmul(&down.matmul(&mean.unsqueeze(1)?)?)?.squeeze(1)?;
+        Ok(Self {
+            down: self.down.narrow(0, 0, rank)?.contiguous()?,
+            up: self.up.narrow(1, 0, rank)?.contiguous()?,
+            bias: (&self.bias + lost)?,
+        })
+    }
+
     /// The factors in the predictor file of a layer.
     pub(super) fn stored(tensors: &VarBuilder<'_>, layer: &FfnLayer) -> Result<Self> {
         let f32 =
@@ -205,6 +225,16 @@ mod tests {
                 .to_scalar::<f32>()
         };
         assert!(error(hidden)? < 1e-6, "{}", error(hidden)?);
+        // Fewer directions of a fit are the fit of fewer.
+        let (all, mean) = (Factors::fit(&weight, &bias, &x, hidden)?, x.mean(0)?);
+        for rank in [1, 4, hidden] {
+            let narrowed = all.narrowed(rank, &mean)?.scores(&x)?;
+            let narrowed = (narrowed - &exact)?.sqr()?.mean_all()?.to_scalar::<f32>()?;
+            assert!(
+                (narrowed - error(rank)?).abs() < 1e-3 * (1.0 + narrowed),
+                "{narrowed}"
+            );
+        }
         // Variances fall as 1/i²: four directions hold about 90 % of it, and each rank more helps.
         let power = exact
             .broadcast_sub(&exact.mean(0)?)?

@@ -1,11 +1,12 @@
-//! `predictors.safetensors`: the factors of all layers as extra tensors, replaced as a whole.
+//! A file of predictors: the tensors of all layers, written as a whole, in the place of one that was there.
 //!
 //! One tensor is in memory at a time; where they come from is the caller's.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::ffi::OsStr;
+use std::path::Path;
 
-use candle_wick::{PredictorMetadata, PREDICTORS_FILE};
+use candle_wick::PredictorMetadata;
 use wick_format::{
     crc32c, ChecksumBlocks, FfnLayer, FileLayout, Manifest, StoredDtype, TensorSpec,
 };
@@ -48,43 +49,56 @@ impl Part {
     }
 }
 
-/// Writes the file into `folder`, a predictor of rank `ranks[n]` for layer `n`; gives its path and size.
+/// Writes low-rank predictors to `path`, one of rank `ranks[n]` for layer `n`; gives the file's size.
 ///
 /// `content(n, part)` gives the bytes of that tensor, and is called in the order of the file.
-pub(crate) fn write(
-    folder: &Path,
+pub(crate) fn write_low_rank(
+    path: &Path,
     manifest: &Manifest,
     metadata: &PredictorMetadata,
     ranks: &[usize],
     content: &dyn Fn(usize, Part) -> Result<Vec<u8>, ConvertError>,
-) -> Result<(PathBuf, u64), ConvertError> {
-    let path = folder.join(PREDICTORS_FILE);
-    let mut specs = Vec::new();
-    let mut checksum_specs = Vec::new();
+) -> Result<u64, ConvertError> {
+    let layers = manifest.layers.iter().zip(ranks);
+    let specs: Vec<TensorSpec> = layers
+        .flat_map(|(layer, rank)| Part::ALL.map(|part| part.spec(layer, *rank)))
+        .collect();
+    let parts = Part::ALL.len();
+    write(path, metadata, &specs, &|index| {
+        content(index / parts, Part::ALL[index % parts])
+    })
+}
+
+/// Writes the tensors `specs`, with their checksums behind them, to `path`; gives the file's size.
+///
+/// `content(index)` gives the bytes of `specs[index]`, and is called once for each, in order.
+pub(crate) fn write(
+    path: &Path,
+    metadata: &PredictorMetadata,
+    specs: &[TensorSpec],
+    content: &dyn Fn(usize) -> Result<Vec<u8>, ConvertError>,
+) -> Result<u64, ConvertError> {
+    let mut all_specs = specs.to_vec();
     let mut sources = BTreeMap::new();
-    for (n, (layer, rank)) in manifest.layers.iter().zip(ranks).enumerate() {
-        for part in Part::ALL {
-            let spec = part.spec(layer, *rank);
-            let blocks =
-                ChecksumBlocks::of(&spec.shape, spec.dtype).map_err(ConvertError::format(&path))?;
-            let name = ChecksumBlocks::tensor_name(&spec.name);
-            let shape = [blocks.block_count()];
-            checksum_specs.push(TensorSpec::new(name, StoredDtype::U32, &shape));
-            sources.insert(spec.name.clone(), (n, part, blocks));
-            specs.push(spec);
-        }
+    for (index, spec) in specs.iter().enumerate() {
+        let blocks =
+            ChecksumBlocks::of(&spec.shape, spec.dtype).map_err(ConvertError::format(path))?;
+        let name = ChecksumBlocks::tensor_name(&spec.name);
+        let shape = [blocks.block_count()];
+        all_specs.push(TensorSpec::new(name, StoredDtype::U32, &shape));
+        sources.insert(spec.name.as_str(), (index, blocks));
     }
-    specs.extend(checksum_specs);
     let layout =
-        FileLayout::new(&specs, &metadata.to_map()).map_err(ConvertError::format(&path))?;
+        FileLayout::new(&all_specs, &metadata.to_map()).map_err(ConvertError::format(path))?;
+    let (folder, name) = place(path)?;
     let output = OutputFolder::open(folder)?;
     output.check_room(layout.total_bytes())?;
-    let entry = output.write_file(PREDICTORS_FILE, layout.total_bytes(), |file| {
+    let entry = output.write_file(name, layout.total_bytes(), |file| {
         file.write(layout.header_bytes())?;
         let mut checksums_of = BTreeMap::new();
         for (name, extent) in layout.entries() {
-            if let Some((n, part, blocks)) = sources.get(name) {
-                let bytes = content(*n, *part)?;
+            if let Some((index, blocks)) = sources.get(name.as_str()) {
+                let bytes = content(*index)?;
                 checksums_of.insert(ChecksumBlocks::tensor_name(name), checksums(blocks, &bytes));
                 file.write(&bytes)?;
             } else if let Some(checksums) = checksums_of.remove(name) {
@@ -95,7 +109,15 @@ pub(crate) fn write(
         }
         Ok(())
     })?;
-    Ok((path, entry.size_bytes))
+    Ok(entry.size_bytes)
+}
+
+/// The folder that `path` is in, and its name there.
+fn place(path: &Path) -> Result<(&Path, &str), ConvertError> {
+    let name = path.file_name().and_then(OsStr::to_str);
+    let name = name.ok_or_else(|| ConvertError::output(path, "is no name for a file"))?;
+    let folder = path.parent().filter(|folder| *folder != Path::new(""));
+    Ok((folder.unwrap_or(Path::new(".")), name))
 }
 
 /// The checksums of a tensor, as their tensor holds them.

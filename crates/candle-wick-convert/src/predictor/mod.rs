@@ -1,28 +1,42 @@
-//! Predictors in closed form: which neurons a ReLU-family layer needs, without training.
+//! Predictors: which neurons a ReLU-family layer needs. Made in closed form, trained (`train`), and judged (`evaluate`).
 //!
 //! `fit` runs the model over a text, keeps every FFN's inputs, and for each layer takes the best low-rank
 //! approximation of the deciding matrix (`factor`), then the threshold that reaches the asked recall on a part
 //! of the text that the fit has not seen, and measures on another such part. The result is
-//! `predictors.safetensors` in the model's folder, replaced as a whole.
+//! `predictors.safetensors` in the model's folder, or a file elsewhere, replaced as a whole.
 
 mod capture;
+mod cost;
+mod evaluate;
 mod factor;
 pub(crate) mod file;
+mod labels;
+mod start;
+mod tally;
 mod threshold;
+mod train;
+mod trainee;
+mod work;
 
 use std::path::{Path, PathBuf};
 
 use candle::{DType, Device, Tensor};
-use candle_wick::{Memory, PredictorMetadata, SelectorKind};
+use candle_wick::{
+    Between, Memory, PredictorForm, PredictorInput, PredictorMetadata, SelectorKind,
+    PREDICTORS_FILE,
+};
 use candle_wick_models::{Interrupt, LoadOptions, LoadedModel, WickTokenizer};
 use wick_format::{FfnLayer, Manifest};
 
 use crate::ConvertError;
 use capture::Capture;
+pub use evaluate::{evaluate, Evaluation, LayerEvaluation};
 use factor::Factors;
 use file::Part;
+pub use tally::{Bin, Quality};
 pub use threshold::LayerQuality;
 use threshold::Truth;
+pub use train::{train, TrainOptions, TrainReport, TrainedLayer};
 
 /// How to fit.
 #[derive(Clone, Debug)]
@@ -35,19 +49,21 @@ pub struct FitOptions {
     pub tokens: usize,
     /// Budget of the model while it runs.
     pub memory: Option<Memory>,
+    /// The file to write, by default the model's own.
+    pub out: Option<PathBuf>,
     /// Stops the fit.
     pub interrupt: Interrupt,
 }
 
 impl Default for FitOptions {
     fn default() -> Self {
-        let (memory, interrupt) = (None, Interrupt::new());
         Self {
             rank: 64,
             recall: 0.97,
             tokens: 65_536,
-            memory,
-            interrupt,
+            memory: None,
+            out: None,
+            interrupt: Interrupt::new(),
         }
     }
 }
@@ -89,7 +105,8 @@ pub fn fit(
         let problem = "needs a rank of at least 1 and a recall above 0, at most 1";
         return Err(problem_with(model, problem.to_owned()));
     }
-    let observed = Observed::on(model, text, options, progress)?;
+    let texts = [text.to_owned()];
+    let observed = Observed::on(model, &texts, options, progress)?;
     let hidden = observed
         .manifest()
         .layers
@@ -103,11 +120,15 @@ pub fn fit(
         );
         return Err(problem_with(model, problem));
     }
-    let parts = Parts::of(observed.tokens);
-    let fitted = observed.for_each_layer(options, progress, |layer, x| {
-        fit_layer(&observed.model, layer, x, &parts, options)
+    let parts = Parts::of(observed.ids.len());
+    let fitted = observed.for_each_layer(options, progress, |_, layer, x| {
+        fit_layer(&observed.model, layer, x, &parts, options).map_err(model_error)
     })?;
-    let (path, bytes) = write_fitted(model, observed.manifest(), &fitted, options.rank)?;
+    let path = options
+        .out
+        .clone()
+        .unwrap_or_else(|| model.join(PREDICTORS_FILE));
+    let bytes = write_fitted(&path, observed.manifest(), &fitted, "closed form")?;
     let tokens = [parts.fit, parts.tune, parts.measure];
     let layers = fitted.iter().map(|(_, quality)| *quality).collect();
     Ok(FitReport {
@@ -126,7 +147,8 @@ pub fn measure(
     options: &FitOptions,
     progress: &dyn Fn(FitProgress),
 ) -> Result<Vec<LayerQuality>, ConvertError> {
-    let observed = Observed::on(model, text, options, progress)?;
+    let texts = [text.to_owned()];
+    let observed = Observed::on(model, &texts, options, progress)?;
     let predictors = observed
         .model
         .folder()
@@ -139,33 +161,44 @@ pub fn measure(
         ));
     };
     let mut thresholds = metadata.thresholds.into_iter();
-    observed.for_each_layer(options, progress, |layer, x| {
-        let (weight, bias) = deciding(&observed.model, layer)?;
-        let factors = Factors::stored(&observed.model.dense_weights(), layer)?;
+    observed.for_each_layer(options, progress, |_, layer, x| {
         let threshold = thresholds.next().unwrap_or(f32::MAX);
-        Truth {
-            weight: &weight,
-            bias: &bias,
-            activation: observed.model.activation(),
-        }
-        .quality(&factors, x, threshold)
+        measure_layer(&observed.model, layer, x, threshold).map_err(model_error)
     })
 }
 
-/// Writes the file; gives its path and size.
+fn measure_layer(
+    model: &LoadedModel,
+    layer: &FfnLayer,
+    x: &Tensor,
+    threshold: f32,
+) -> candle::Result<LayerQuality> {
+    let (weight, bias) = deciding(model, layer)?;
+    let factors = Factors::stored(&model.dense_weights(), layer)?;
+    let truth = Truth {
+        weight: &weight,
+        bias: &bias,
+        activation: model.activation(),
+    };
+    truth.quality(&factors, x, threshold)
+}
+
+/// Writes the file; gives its size.
 fn write_fitted(
-    folder: &Path,
+    path: &Path,
     manifest: &Manifest,
     fitted: &[(Factors, LayerQuality)],
-    rank: usize,
-) -> Result<(PathBuf, u64), ConvertError> {
+    made_by: &str,
+) -> Result<u64, ConvertError> {
     let of = |value: fn(&LayerQuality) -> f32| {
         fitted.iter().map(|(_, quality)| value(quality)).collect()
     };
     let metadata = PredictorMetadata {
         model_hash: manifest.neurons_hash().to_owned(),
-        input: "ffn_input".to_owned(),
-        between: "none".to_owned(),
+        form: PredictorForm::LowRank,
+        input: PredictorInput::FfnInput,
+        between: Between::None,
+        made_by: Some(made_by.to_owned()),
         thresholds: of(|quality| quality.threshold),
         recall: of(|quality| quality.recall),
         selected_fraction: of(|quality| quality.selected_fraction),
@@ -174,29 +207,24 @@ fn write_fitted(
     };
     let content = |layer: usize, part: Part| {
         let (factors, _) = &fitted[layer];
-        let bytes = factors.stored_bytes(part);
-        Ok(bytes.map_err(candle_wick_models::Error::from)?)
+        factors.stored_bytes(part).map_err(model_error)
     };
-    file::write(
-        folder,
-        manifest,
-        &metadata,
-        &vec![rank; fitted.len()],
-        &content,
-    )
+    let ranks = fitted.iter().map(|(factors, _)| factors.rank());
+    let ranks: Vec<usize> = ranks.collect();
+    file::write_low_rank(path, manifest, &metadata, &ranks, &content)
 }
 
 /// A model that ran over a text, and what its FFNs saw.
 struct Observed {
     model: LoadedModel,
     capture: Capture,
-    tokens: usize,
+    ids: Vec<u32>,
 }
 
 impl Observed {
     fn on(
         path: &Path,
-        text: &Path,
+        texts: &[PathBuf],
         options: &FitOptions,
         progress: &dyn Fn(FitProgress),
     ) -> Result<Self, ConvertError> {
@@ -216,7 +244,7 @@ impl Observed {
                 format!("has activation {name}, {problem}"),
             ));
         }
-        let ids = ids_of(path, text, model.ctx(), options.tokens)?;
+        let ids = ids_of(path, texts, model.ctx(), options.tokens)?;
         let (tokens, done) = (ids.len(), std::cell::Cell::new(0));
         let capture = Capture::record(&mut model, path, &ids, &|tokens_more| {
             done.set(done.get() + tokens_more);
@@ -229,7 +257,7 @@ impl Observed {
         Ok(Self {
             model,
             capture,
-            tokens,
+            ids,
         })
     }
 
@@ -237,12 +265,12 @@ impl Observed {
         self.model.folder().manifest()
     }
 
-    /// Calls `each(layer, inputs)` for one layer after the other.
+    /// Calls `each(index, layer, inputs)` for one layer after the other.
     fn for_each_layer<T>(
         &self,
         options: &FitOptions,
         progress: &dyn Fn(FitProgress),
-        mut each: impl FnMut(&FfnLayer, &Tensor) -> candle::Result<T>,
+        mut each: impl FnMut(usize, &FfnLayer, &Tensor) -> Result<T, ConvertError>,
     ) -> Result<Vec<T>, ConvertError> {
         let layers = &self.manifest().layers;
         let mut results = Vec::with_capacity(layers.len());
@@ -251,7 +279,7 @@ impl Observed {
                 return Err(candle_wick_models::Error::Interrupted.into());
             }
             let inputs = self.capture.inputs(index, layer.hidden_size)?;
-            results.push(each(layer, &inputs).map_err(candle_wick_models::Error::from)?);
+            results.push(each(index, layer, &inputs)?);
             progress(FitProgress {
                 step: "layers",
                 done: index + 1,
@@ -267,6 +295,10 @@ fn problem_with(path: &Path, problem: String) -> ConvertError {
         path: path.to_owned(),
         problem,
     }
+}
+
+fn model_error(error: candle::Error) -> ConvertError {
+    candle_wick_models::Error::from(error).into()
 }
 
 /// How many tokens serve which purpose; they follow each other in the text.
@@ -285,24 +317,46 @@ impl Parts {
             measure,
         }
     }
+
+    /// The inputs for each purpose, of all of them.
+    fn split(&self, x: &Tensor) -> candle::Result<[Tensor; 3]> {
+        Ok([
+            x.narrow(0, 0, self.fit)?,
+            x.narrow(0, self.fit, self.tune)?,
+            x.narrow(0, self.fit + self.tune, self.measure)?,
+        ])
+    }
 }
 
-/// The ids of the text: whole blocks of the context, spread evenly over it when there are more than wanted.
-fn ids_of(model: &Path, text: &Path, ctx: usize, tokens: usize) -> Result<Vec<u32>, ConvertError> {
+/// The ids of the texts, one after the other: whole blocks of the context, spread evenly over them when there are more
+/// than wanted.
+fn ids_of(
+    model: &Path,
+    texts: &[PathBuf],
+    ctx: usize,
+    tokens: usize,
+) -> Result<Vec<u32>, ConvertError> {
     let tokenizer = WickTokenizer::load(model)?.ok_or_else(|| {
         problem_with(
             model,
             "has no tokenizer.json, which a text needs".to_owned(),
         )
     })?;
-    let content = std::fs::read_to_string(text).map_err(ConvertError::io(text, "read"))?;
-    let ids = tokenizer.encode(&content)?;
+    let mut ids = Vec::new();
+    for text in texts {
+        let content = std::fs::read_to_string(text).map_err(ConvertError::io(text, "read"))?;
+        ids.extend(tokenizer.encode(&content)?);
+    }
     let (blocks, wanted) = (ids.len() / ctx, tokens.div_ceil(ctx));
     if blocks < 10 {
-        return Err(problem_with(
-            text,
-            format!("has {} tokens, {} are needed", ids.len(), 10 * ctx),
-        ));
+        let first = texts.first().map_or(model, PathBuf::as_path);
+        let more = if texts.len() > 1 {
+            "and the other texts have"
+        } else {
+            "has"
+        };
+        let problem = format!("{more} {} tokens, {} are needed", ids.len(), 10 * ctx);
+        return Err(problem_with(first, problem));
     }
     let kept = wanted.clamp(10, blocks);
     let starts = (0..kept).map(|block| block * blocks / kept * ctx);
@@ -334,7 +388,8 @@ fn fit_layer(
     options: &FitOptions,
 ) -> candle::Result<(Factors, LayerQuality)> {
     let (weight, bias) = deciding(model, layer)?;
-    let factors = Factors::fit(&weight, &bias, &x.narrow(0, 0, parts.fit)?, options.rank)?;
+    let [fit, tune, measure] = parts.split(x)?;
+    let factors = Factors::fit(&weight, &bias, &fit, options.rank)?;
     // Thresholds are for the factors as they are stored.
     let factors = factors.rounded(DType::F16)?;
     let truth = Truth {
@@ -342,9 +397,7 @@ fn fit_layer(
         bias: &bias,
         activation: model.activation(),
     };
-    let tune = x.narrow(0, parts.fit, parts.tune)?;
     let threshold = truth.threshold(&factors, &tune, options.recall)?;
-    let measure = x.narrow(0, parts.fit + parts.tune, parts.measure)?;
     let quality = truth.quality(&factors, &measure, threshold)?;
     Ok((factors, quality))
 }

@@ -4,6 +4,7 @@ use candle::{Result, Tensor};
 use candle_wick::{Activation, WindowShares, WINDOW_TOKENS};
 
 use super::factor::Factors;
+use super::labels::{threshold_for, Labels};
 
 /// Tokens whose scores are computed together.
 const ROWS: usize = 256;
@@ -56,6 +57,32 @@ fn window_shares(idle: &IdleCounts, woken: &IdleCounts, all: f32) -> WindowShare
 }
 
 impl Truth<'_> {
+    /// What the deciding matrix makes of inputs `(tokens, hidden)`: `(tokens, intermediate)`.
+    pub(super) fn pre_activations(&self, x: &Tensor) -> Result<Tensor> {
+        x.matmul(&self.weight.t()?)?.broadcast_add(self.bias)
+    }
+
+    /// Pre-activations above this are active.
+    pub(super) fn activation_threshold(&self) -> f32 {
+        match self.activation {
+            Activation::FatRelu(threshold) => threshold,
+            _ => 0.0,
+        }
+    }
+
+    /// Which neurons are active for the tokens of `x` `(tokens, hidden)`.
+    pub(super) fn labels(&self, x: &Tensor) -> Result<Labels> {
+        let mut labels = Labels::new(self.weight.dim(0)?);
+        let tokens = x.dim(0)?;
+        for start in (0..tokens).step_by(ROWS) {
+            let rows = x.narrow(0, start, ROWS.min(tokens - start))?;
+            for exact in self.pre_activations(&rows)?.to_vec2::<f32>()? {
+                labels.push(exact.iter().map(|exact| self.activation.is_active(*exact)));
+            }
+        }
+        Ok(labels)
+    }
+
     /// Calls `each(scores, truly active pre-activations)` with `(intermediate)` values of every token of `x`.
     fn for_each_token(
         &self,
@@ -67,10 +94,7 @@ impl Truth<'_> {
         for start in (0..tokens).step_by(ROWS) {
             let rows = x.narrow(0, start, ROWS.min(tokens - start))?;
             let scores = factors.scores(&rows)?.to_vec2::<f32>()?;
-            let exact = rows
-                .matmul(&self.weight.t()?)?
-                .broadcast_add(self.bias)?
-                .to_vec2::<f32>()?;
+            let exact = self.pre_activations(&rows)?.to_vec2::<f32>()?;
             for (scores, exact) in scores.iter().zip(&exact) {
                 each(scores, exact);
             }
@@ -89,13 +113,7 @@ impl Truth<'_> {
                     .map(|(score, _)| *score),
             );
         })?;
-        if of_active.is_empty() {
-            return Ok(f32::MAX);
-        }
-        let missed = ((1.0 - recall) * of_active.len() as f64) as usize;
-        let missed = missed.min(of_active.len() - 1);
-        let (_, threshold, _) = of_active.select_nth_unstable_by(missed, f32::total_cmp);
-        Ok(*threshold)
+        Ok(threshold_for(&mut of_active, recall).unwrap_or(f32::MAX))
     }
 
     /// What `threshold` selects on `x`.

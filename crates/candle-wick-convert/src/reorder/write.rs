@@ -37,8 +37,8 @@ pub(super) struct Writer<'a> {
     /// The source's manifest, with the layers as they will be.
     manifest: Manifest,
     layouts: BTreeMap<String, FileLayout>,
-    /// Size of the predictors, where there are some.
-    predictor_bytes: Option<u64>,
+    /// The file of predictors and its size, where there is one.
+    predictors: Option<(PathBuf, u64)>,
 }
 
 impl<'a> Writer<'a> {
@@ -58,14 +58,16 @@ impl<'a> Writer<'a> {
                 layouts.insert(layer.file.clone(), lay_out(&manifest, &layer.file)?);
             }
         }
-        let predictors = fs::metadata(source.path().join(PREDICTORS_FILE));
+        let own = source.path().join(PREDICTORS_FILE);
+        let predictors = source.predictors_path().unwrap_or(&own).to_owned();
+        let size = fs::metadata(&predictors).map(|found| found.len());
         let writer = Self {
             source,
             out,
             job,
             manifest,
             layouts,
-            predictor_bytes: predictors.ok().map(|found| found.len()),
+            predictors: size.ok().map(|bytes| (predictors, bytes)),
         };
         writer.state()?;
         Ok(writer)
@@ -98,7 +100,7 @@ impl<'a> Writer<'a> {
     /// Bytes to be written in all.
     pub(super) fn total_bytes(&self) -> u64 {
         let files = self.manifest.files.iter().map(|file| self.size_bytes(file));
-        files.sum::<u64>() + self.predictor_bytes.unwrap_or(0)
+        files.sum::<u64>() + self.predictors.as_ref().map_or(0, |(_, bytes)| *bytes)
     }
 
     fn size_bytes(&self, file: &FileEntry) -> u64 {
@@ -169,12 +171,11 @@ impl<'a> Writer<'a> {
             }
             files.push(entry);
         }
-        if let Some(size_bytes) = self.predictor_bytes {
-            let file = (PREDICTORS_FILE, size_bytes);
-            let path = self.path_of(PREDICTORS_FILE);
+        if let Some((path, size_bytes)) = &self.predictors {
+            let (file, size_bytes) = ((PREDICTORS_FILE, *size_bytes), *size_bytes);
             let on_written = |bytes| meter.add(bytes, PREDICTORS_FILE);
             write_once(output, &mut state, file, meter, |out| {
-                copy(&path, size_bytes, out, &on_written)
+                copy(path, size_bytes, out, &on_written)
             })?;
         }
         Ok(files)

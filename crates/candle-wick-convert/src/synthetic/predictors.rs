@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use candle_wick::PredictorMetadata;
+use candle_wick::{Between, PredictorForm, PredictorInput, PredictorMetadata, PREDICTORS_FILE};
 use wick_format::{Dtype, Manifest};
 
 use super::weights::deviation;
@@ -41,8 +41,10 @@ pub(super) fn write(
     let everywhere = |value| vec![value; manifest.layers.len()];
     let metadata = PredictorMetadata {
         model_hash: manifest.neurons_hash().to_owned(),
-        input: "ffn_input".to_owned(),
-        between: "none".to_owned(),
+        form: PredictorForm::LowRank,
+        input: PredictorInput::FfnInput,
+        between: Between::None,
+        made_by: Some("random".to_owned()),
         thresholds: everywhere(THRESHOLD),
         recall: everywhere(SELECTED_FRACTION),
         selected_fraction: everywhere(SELECTED_FRACTION),
@@ -68,6 +70,6 @@ pub(super) fn write(
         on_written(bytes.len() as u64);
         Ok(bytes)
     };
-    let (_, size_bytes) = file::write(folder, manifest, &metadata, &ranks, &content)?;
-    Ok(size_bytes)
+    let path = folder.join(PREDICTORS_FILE);
+    file::write_low_rank(&path, manifest, &metadata, &ranks, &content)
 }

@@ -41,7 +41,7 @@ proptest! {
 
     #[test]
     fn dots_follow_the_order(
-        dtype in 0usize..3,
+        dtype in 0usize..4,
         rows in 0usize..60,
         k in 0usize..800,
         tokens in 0usize..12,
@@ -57,7 +57,7 @@ proptest! {
 
     #[test]
     fn sums_follow_the_order(
-        dtype in 0usize..3,
+        dtype in 0usize..4,
         rows in 0usize..80,
         width in 0usize..400,
         tokens in 0usize..12,
@@ -73,7 +73,7 @@ proptest! {
 
     #[test]
     fn splitting_calls_changes_nothing(
-        dtype in 0usize..3,
+        dtype in 0usize..4,
         rows in 1usize..80,
         cut in 0usize..80,
         tokens in 1usize..9,

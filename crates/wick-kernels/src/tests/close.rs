@@ -17,7 +17,7 @@ proptest! {
 
     #[test]
     fn dots(
-        dtype in 0usize..3,
+        dtype in 0usize..4,
         rows in 0usize..40,
         k in 0usize..600,
         tokens in 0usize..40,
@@ -39,7 +39,7 @@ proptest! {
 
     #[test]
     fn sums(
-        dtype in 0usize..3,
+        dtype in 0usize..4,
         rows in 0usize..70,
         width in 0usize..300,
         tokens in 0usize..12,

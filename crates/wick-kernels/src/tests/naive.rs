@@ -53,6 +53,7 @@ impl Matrix {
             WeightDtype::F32 => f32::from_le_bytes(row[4 * c..4 * c + 4].try_into().unwrap()),
             WeightDtype::F16 => f16::from_le_bytes([row[2 * c], row[2 * c + 1]]).to_f32(),
             WeightDtype::Bf16 => bf16::from_le_bytes([row[2 * c], row[2 * c + 1]]).to_f32(),
+            WeightDtype::I8 => f32::from(row[c] as i8),
         }
     }
 
@@ -120,6 +121,8 @@ pub(super) fn encode(dtype: WeightDtype, value: f32) -> Vec<u8> {
         WeightDtype::F32 => value.to_le_bytes().to_vec(),
         WeightDtype::F16 => f16::from_f32(value).to_le_bytes().to_vec(),
         WeightDtype::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+        // From -1 to 1, as random values are: all of the range.
+        WeightDtype::I8 => vec![(value * 128.0) as i8 as u8],
     }
 }
 

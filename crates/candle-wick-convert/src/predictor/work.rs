@@ -1,0 +1,108 @@
+//! Layers that are trained already, kept beside the output until all are: a killed run is taken up where it was.
+//!
+//! A file a layer, `layer-3-<key>.safetensors`, renamed into place when it is whole. The key is a hash of everything
+//! that the pairs depend on, so those of other options, texts or models are passed over. A file that cannot be read, or
+//! has other shapes, is as good as none.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use candle::{DType, Device, Result, Tensor};
+use wick_format::{FfnLayer, FileHasher};
+
+use super::factor::Factors;
+use super::trainee::Trained;
+use crate::output::{partial_name, OutputFolder};
+use crate::source::file_name;
+use crate::ConvertError;
+
+const SUFFIX: &str = ".training";
+
+/// The folder of one output's layers; this process alone uses it.
+pub(super) struct Work {
+    folder: OutputFolder,
+    key: String,
+}
+
+impl Work {
+    /// Opens the folder beside the file `out`, for what `described` and `ids` lead to.
+    pub(super) fn open(out: &Path, described: &str, ids: &[u32]) -> Result<Self, ConvertError> {
+        let mut hasher = FileHasher::new();
+        hasher.update(described.as_bytes());
+        ids.iter().for_each(|id| hasher.update(&id.to_le_bytes()));
+        let name = format!(".{}{SUFFIX}", file_name(out));
+        Ok(Self {
+            folder: OutputFolder::open(&out.with_file_name(name))?,
+            key: hasher.hex(),
+        })
+    }
+
+    fn name(&self, index: usize) -> String {
+        format!("layer-{index}-{}.safetensors", self.key)
+    }
+
+    /// The pair of layer `index`, if it was finished.
+    pub(super) fn finished(&self, index: usize, layer: &FfnLayer, rank: usize) -> Option<Trained> {
+        let path = self.folder.path().join(self.name(index));
+        let tensors = candle::safetensors::load(path, &Device::Cpu).ok()?;
+        let matrix = |name: &str, shape: &[usize]| {
+            let tensor = tensors.get(name)?;
+            (tensor.dims() == shape).then(|| tensor.to_dtype(DType::F32).ok())?
+        };
+        let epochs = tensors.get("epochs")?.to_vec1::<u32>().ok()?;
+        Some(Trained {
+            factors: Factors {
+                down: matrix("down", &[rank, layer.hidden_size])?,
+                up: matrix("up", &[layer.intermediate_size, rank])?,
+                bias: matrix("bias", &[layer.intermediate_size])?,
+            },
+            epochs: *epochs.first()? as usize,
+        })
+    }
+
+    /// Keeps the pair of layer `index`.
+    pub(super) fn keep(&self, index: usize, trained: &Trained) -> Result<(), ConvertError> {
+        let name = self.name(index);
+        let path = self.folder.path().join(&name);
+        let partial = self.folder.path().join(partial_name(&name));
+        let saved = trained
+            .tensors()
+            .and_then(|tensors| candle::safetensors::save(&tensors, &partial));
+        saved.map_err(candle_wick_models::Error::from)?;
+        fs::rename(&partial, &path).map_err(ConvertError::io(&path, "write"))
+    }
+
+    /// Removes the folder, with what this program wrote into it.
+    pub(super) fn remove(self) -> Result<(), ConvertError> {
+        let folder = self.folder.path();
+        let entries = fs::read_dir(folder).map_err(ConvertError::io(folder, "read"))?;
+        for entry in entries.flatten() {
+            if is_of_training(&entry.path()) {
+                self.folder.remove_file(&file_name(&entry.path()))?;
+            }
+        }
+        let _holds_something_else = fs::remove_dir(folder);
+        Ok(())
+    }
+}
+
+impl Trained {
+    fn tensors(&self) -> Result<HashMap<String, Tensor>> {
+        let Factors { down, up, bias } = &self.factors;
+        let epochs = Tensor::new(&[self.epochs as u32], &Device::Cpu)?;
+        Ok(HashMap::from([
+            // Their values are those of 16-bit numbers already.
+            ("down".to_owned(), down.to_dtype(DType::F16)?),
+            ("up".to_owned(), up.to_dtype(DType::F16)?),
+            ("bias".to_owned(), bias.clone()),
+            ("epochs".to_owned(), epochs),
+        ]))
+    }
+}
+
+fn is_of_training(path: &Path) -> bool {
+    let name = file_name(path);
+    let name = name.trim_start_matches('.').trim_end_matches(".partial");
+    name.starts_with("layer-") && name.ends_with(".safetensors")
+}

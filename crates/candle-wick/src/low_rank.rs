@@ -1,0 +1,125 @@
+//! A low-rank pair of matrices: `up . between(down . x)`, in the dtypes that the file has.
+//!
+//! `down` is `(rank, hidden)`, `up` `(intermediate, rank)`. A matrix of whole numbers (I8) has an f32 scale for each of
+//! its rows; one of floats has none.
+//!
+//! Not here: bias and threshold (`predictor`).
+
+use std::ops::Range;
+
+use wick_format::{FfnLayer, StoredDtype};
+use wick_kernels::{dot_rows, WeightDtype};
+
+use crate::error::Result;
+use crate::folder::FlashFolder;
+use crate::matrix::Matrix;
+use crate::neurons::{kernel_dtype, Rows};
+use crate::predictor::{finite_values, predictor_error};
+use crate::predictor_kind::Between;
+use crate::workspace::sized;
+
+/// The two matrices of one layer.
+pub(crate) struct LowRank {
+    down: ScaledMatrix,
+    up: ScaledMatrix,
+    between: Between,
+}
+
+/// A matrix in DRAM, and what its rows are multiplied by.
+struct ScaledMatrix {
+    matrix: Matrix,
+    scales: Option<Vec<f32>>,
+}
+
+impl LowRank {
+    pub(crate) fn load(folder: &FlashFolder, layer: &FfnLayer, between: Between) -> Result<Self> {
+        let name = layer.predictor_tensor("down.weight");
+        let extent = folder.extent(&name).ok_or_else(|| folder.missing(&name))?;
+        let rank = extent.shape.first().copied().unwrap_or(0);
+        let (ffn, hidden) = (layer.intermediate_size, layer.hidden_size);
+        Ok(Self {
+            down: ScaledMatrix::load(folder, layer, "down", [rank, hidden])?,
+            up: ScaledMatrix::load(folder, layer, "up", [ffn, rank])?,
+            between,
+        })
+    }
+
+    /// What `up` multiplies, `(tokens, rank)`, in `by_token`.
+    pub(crate) fn query<'a>(
+        &self,
+        x: Rows<'_>,
+        products: &mut Vec<f32>,
+        by_token: &'a mut Vec<f32>,
+    ) -> Result<&'a [f32]> {
+        let (tokens, rank) = (x.tokens, self.down.matrix.rows());
+        let products = sized(products, rank * tokens);
+        self.down.matrix.product(x.values, tokens, products)?;
+        self.down.scale(0..rank, tokens, products);
+        if self.between == Between::Relu {
+            products
+                .iter_mut()
+                .for_each(|value| *value = value.max(0.0));
+        }
+        let by_token = sized(by_token, rank * tokens);
+        for (r, values) in products.chunks(tokens).enumerate() {
+            for (token, value) in values.iter().enumerate() {
+                by_token[token * rank + r] = *value;
+            }
+        }
+        self.up.matrix.count_multiplied();
+        Ok(by_token)
+    }
+
+    /// The products `(neurons, tokens)` of some rows of `up`.
+    pub(crate) fn scores(
+        &self,
+        neurons: Range<usize>,
+        query: &[f32],
+        tokens: usize,
+        out: &mut [f32],
+    ) {
+        let (dtype, row_bytes, rows) = self.up.matrix.resident_rows().expect("loaded as resident");
+        let row = |r: usize| {
+            let first = (neurons.start + r) * row_bytes;
+            &rows[first..first + row_bytes]
+        };
+        dot_rows(dtype, neurons.len(), row, query, tokens, out);
+        self.up.scale(neurons, tokens, out);
+    }
+}
+
+impl ScaledMatrix {
+    /// `<part>.weight` of a layer's predictor, never streamed, whatever the placement says of other matrices.
+    fn load(folder: &FlashFolder, layer: &FfnLayer, part: &str, shape: [usize; 2]) -> Result<Self> {
+        let name = layer.predictor_tensor(&format!("{part}.weight"));
+        let scale = layer.predictor_tensor(&format!("{part}.scale"));
+        let stored = folder.extent(&name).map(|extent| extent.dtype);
+        let dtype = match stored {
+            Some(StoredDtype::I8) => WeightDtype::I8,
+            Some(other) if folder.extent(&scale).is_some() => {
+                let reason = format!("tensor {name} is {other}, and {scale} is for one of I8");
+                return Err(predictor_error(folder, reason));
+            }
+            Some(other) => other.weight().map(kernel_dtype).ok_or_else(|| {
+                predictor_error(folder, format!("tensor {name} is {other}, not a weight"))
+            })?,
+            None => return Err(folder.missing(&name)),
+        };
+        let matrix = Matrix::load_as(folder, &name, dtype, &shape, true)?;
+        let scales = match dtype {
+            WeightDtype::I8 => Some(finite_values(folder, &scale, shape[0])?),
+            _ => None,
+        };
+        Ok(Self { matrix, scales })
+    }
+
+    /// Multiplies products `(rows, tokens)` of some rows by the rows' scales.
+    fn scale(&self, rows: Range<usize>, tokens: usize, products: &mut [f32]) {
+        let Some(scales) = &self.scales else {
+            return;
+        };
+        for (products, scale) in products.chunks_mut(tokens).zip(&scales[rows]) {
+            products.iter_mut().for_each(|product| *product *= scale);
+        }
+    }
+}
