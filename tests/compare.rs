@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::demo::demo;
-use crate::eval::{json, refusal, wick};
+use crate::demo::{assets, demo};
+use crate::eval::{object, refusal, wick};
 use crate::support::{converted, fixture};
 
 fn ids(value: &Value) -> Vec<u64> {
@@ -15,13 +15,27 @@ fn ids(value: &Value) -> Vec<u64> {
 fn texts_are_those_of_run_and_probabilities_those_of_score() {
     let folder = demo();
     let folder = folder.path();
+    // Predictors that miss half of what is active, so that the texts part.
+    let text = assets().join("calibration.txt");
+    let text = text.to_str().unwrap();
+    let poor = [
+        "--text-file",
+        text,
+        "--rank",
+        "4",
+        "--recall",
+        "0.5",
+        "--tokens",
+        "1500",
+    ];
+    object(&["predictor", "fit"], folder, &poor);
     let prompt = "It was a dark and";
     let words = ["-p", prompt, "-n", "48", "--memory", "60%"];
-    let report = json(&["compare"], folder, &words);
+    let report = object(&["compare"], folder, &words);
     let mut written = Vec::new();
     for (key, selector) in [("dense", "dense"), ("sparse", "lowrank")] {
         let words = [&words[..], &["--temperature", "0", "--selector", selector]].concat();
-        let run = json(&["run"], folder, &words);
+        let run = object(&["run"], folder, &words);
         assert_eq!(report[key]["selector"], selector);
         for figure in ["ids", "text", "stop"] {
             assert_eq!(report[key][figure], run[figure], "{selector}");
@@ -56,7 +70,7 @@ fn texts_are_those_of_run_and_probabilities_those_of_score() {
             ("probability_sparse", "lowrank"),
         ] {
             let words = ["--ids", &list.join(","), "--selector", selector];
-            let score = json(&["score"], folder, &words);
+            let score = object(&["score"], folder, &words);
             let logprob = score["logprobs"]
                 .as_array()
                 .unwrap()
@@ -83,7 +97,7 @@ fn texts_are_those_of_run_and_probabilities_those_of_score() {
 fn a_selector_that_changes_nothing_gives_the_same_text() {
     let folder = demo();
     let words = ["-p", "It was a", "-n", "12", "--selector", "oracle"];
-    let report = json(&["compare"], folder.path(), &words);
+    let report = object(&["compare"], folder.path(), &words);
     assert!(report["difference"].is_null());
     assert_eq!(report["equal_tokens"], ids(&report["dense"]["ids"]).len());
     assert_eq!(report["dense"]["text"], report["sparse"]["text"]);
@@ -102,7 +116,7 @@ fn a_model_without_a_tokenizer_takes_ids_and_dense_has_nothing_beside_it() {
     let stderr = refusal(&["compare"], folder.path(), &words);
     assert!(stderr.contains("nothing to compare"), "{stderr}");
     let oracle = [&words[..], &["--selector", "oracle"]].concat();
-    let report = json(&["compare"], folder.path(), &oracle);
+    let report = object(&["compare"], folder.path(), &oracle);
     assert!(report["dense"]["text"].is_null());
     let stderr = refusal(
         &["compare"],

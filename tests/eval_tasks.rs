@@ -8,7 +8,7 @@ use flate2::write::GzEncoder;
 use serde_json::{json, Value};
 
 use crate::demo::demo;
-use crate::eval::{json as wick_json, refusal, wick};
+use crate::eval::{object, refusal, wick, with_bos};
 use crate::support::{converted, fixture};
 
 const TASKS: [&str; 2] = ["eval", "tasks"];
@@ -128,7 +128,7 @@ impl Naive<'_> {
             words.join(",")
         };
         let words = ["--selector", self.selector, "--ids", &list(&ids)];
-        let score = wick_json(&["score"], self.folder, &words);
+        let score = object(&["score"], self.folder, &words);
         let logprobs = score["logprobs"].as_array().unwrap();
         let sum = logprobs[start - 1..]
             .iter()
@@ -146,7 +146,7 @@ impl Naive<'_> {
             "--temperature",
             "0",
         ];
-        let written = wick_json(&["run"], self.folder, &words);
+        let written = object(&["run"], self.folder, &words);
         (sum, written["ids"] == json!(ids[start..]))
     }
 
@@ -181,7 +181,7 @@ fn best(scores: impl Iterator<Item = f64>) -> u64 {
 
 #[test]
 fn scores_are_those_of_every_text_alone() {
-    let (folder, data) = (demo(), data());
+    let (folder, data) = (with_bos(), data());
     let folder = folder.path();
     let words_given = [
         "--tasks",
@@ -190,7 +190,7 @@ fn scores_are_those_of_every_text_alone() {
         data.path().to_str().unwrap(),
     ];
     for (flags, has_bos) in [(&["--no-bos"][..], false), (&["--memory", "50%"][..], true)] {
-        let report = wick_json(&TASKS, folder, &[&words_given[..], flags].concat());
+        let report = object(&TASKS, folder, &[&words_given[..], flags].concat());
         assert_eq!(report["special_tokens"], has_bos);
         assert_eq!(report["is_interrupted"], false);
         for (key, selector) in [("dense", "dense"), ("sparse", "lowrank")] {
@@ -261,9 +261,9 @@ fn a_second_start_goes_on_and_gives_the_same_scores() {
         data.path().to_str().unwrap(),
         "--no-bos",
     ];
-    let whole = wick_json(&TASKS, folder.path(), &given);
+    let whole = object(&TASKS, folder.path(), &given);
     let kept = [&given[..], &["--results", results.to_str().unwrap()]].concat();
-    let first = wick_json(
+    let first = object(
         &TASKS,
         folder.path(),
         &[&kept[..], &["--limit", "2"]].concat(),
@@ -273,7 +273,7 @@ fn a_second_start_goes_on_and_gives_the_same_scores() {
     assert_eq!(text.lines().count(), 1 + 2 * (2 + 2));
     // As if killed in the middle of a line.
     std::fs::write(&results, &text[..text.len() - 20]).unwrap();
-    let resumed = wick_json(&TASKS, folder.path(), &kept);
+    let resumed = object(&TASKS, folder.path(), &kept);
     let scores = |report: &Value| {
         let mut tasks = report["tasks"].clone();
         for task in tasks.as_array_mut().unwrap() {
@@ -291,7 +291,7 @@ fn a_second_start_goes_on_and_gives_the_same_scores() {
     );
     // Nothing is left to compute, so the file stays as it is.
     let before = std::fs::read(&results).unwrap();
-    assert_eq!(wick_json(&TASKS, folder.path(), &kept), resumed);
+    assert_eq!(object(&TASKS, folder.path(), &kept), resumed);
     assert_eq!(std::fs::read(&results).unwrap(), before);
 
     let stderr = refusal(
@@ -326,7 +326,7 @@ fn long_contexts_lose_their_beginning_and_are_counted() {
         "--no-bos",
     ];
     let short = [&given[..], &["--ctx", "9", "--selector", "dense"]].concat();
-    let report = wick_json(&TASKS, folder.path(), &short);
+    let report = object(&TASKS, folder.path(), &short);
     let tokenizer = WickTokenizer::load(folder.path()).unwrap().unwrap();
     let tokens = |text: &str| tokenizer.encode_bare(text).unwrap().len();
     let is_cut = |(contexts, continuations, _): &&Text| {

@@ -18,10 +18,15 @@ impl Marked {
     fn lines(&self) -> Vec<String> {
         let mut text = self.before.clone();
         if let Some(marked) = &self.marked {
-            // Spaces stay outside, where lines may break.
+            // Spaces stay outside, where lines may break; a token of nothing else is spelt.
             let word = marked.trim_start();
-            text.push_str(&marked[..marked.len() - word.len()]);
-            text.push_str(&format!("[[{word}]]"));
+            match word {
+                "" => text.push_str(&format!("[[{}]]{marked}", marked.escape_debug())),
+                _ => text.push_str(&format!(
+                    "{}[[{word}]]",
+                    &marked[..marked.len() - word.len()]
+                )),
+            }
         }
         text.push_str(&self.after);
         wrapped(&text)
@@ -58,6 +63,10 @@ fn wrapped(text: &str) -> Vec<String> {
                 width = 0;
             }
             for c in word.chars() {
+                if width == WIDTH && c.is_whitespace() {
+                    // The end of the line stands for it.
+                    continue;
+                }
                 if width == WIDTH {
                     lines.push(std::mem::take(&mut line));
                     width = 0;
@@ -106,6 +115,8 @@ mod tests {
         assert!(lines[0].starts_with("dense ") && lines[0].ends_with("|  lowrank"));
         assert!(lines[2].starts_with("It was [[a]] end "), "{both}");
         assert!(lines[2].ends_with("|  It was[[]] end"), "{both}");
+        let newline = side_by_side(&text("a", Some("\n")), &text("b", None));
+        assert!(newline.contains("It was[[\\n]]"), "{newline}");
         assert!(!side_by_side(&text("a", None), &text("b", None)).contains('['));
     }
 }

@@ -149,6 +149,7 @@ impl Documents {
                 self.pending = Some(choice);
                 break;
             }
+            bytes += size_of::<Choice>();
             bytes += choice.request.context.len() + choice.request.continuation.len();
             let checked = check(&choice, &document, bytes);
             checked.with_context(|| {

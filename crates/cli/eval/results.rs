@@ -88,7 +88,11 @@ fn exact<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, D::Erro
     let raw = Vec::<Box<RawValue>>::deserialize(deserializer)?;
     let numbers = raw.iter().map(|number| number.get().parse());
     let numbers: Result<Vec<f64>, _> = numbers.collect();
-    numbers.map_err(serde::de::Error::custom)
+    let numbers = numbers.map_err(serde::de::Error::custom)?;
+    match numbers.iter().all(|number| number.is_finite()) {
+        true => Ok(numbers),
+        false => Err(serde::de::Error::custom("a number is not finite")),
+    }
 }
 
 /// All records so far.
@@ -310,7 +314,17 @@ mod tests {
             assert!(error.to_string().contains("no file of results"), "{error}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         }
-        let broken = serde_json::to_string(&settings()).unwrap() + "\n{\"doc\":1}\n";
+        let settings_line = serde_json::to_string(&settings()).unwrap();
+        let endless = serde_json::to_string(&record(0)).unwrap();
+        let endless = endless.replacen("[-", "[-1e999,-", 1);
+        std::fs::write(&path, format!("{settings_line}\n{endless}\n")).unwrap();
+        let error = Results::open(Some(&path), &settings()).err().unwrap();
+        let error = format!("{error:#}");
+        assert!(
+            error.contains("line 2") && error.contains("not finite"),
+            "{error}"
+        );
+        let broken = settings_line + "\n{\"doc\":1}\n";
         std::fs::write(&path, broken).unwrap();
         let error = Results::open(Some(&path), &settings()).err().unwrap();
         let error = format!("{error:#}");
