@@ -33,7 +33,7 @@ pub struct WindowShares {
 }
 
 /// The metadata of a predictor file.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PredictorMetadata {
     /// Hash of the model that they were made for: [`Manifest::neurons_hash`].
     pub model_hash: String,

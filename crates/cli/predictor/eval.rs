@@ -6,18 +6,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 use candle_wick::HumanBytes;
 use candle_wick_convert::predictor::{evaluate, Bin, Evaluation, LayerEvaluation, Quality};
 use candle_wick_models::LoadedModel;
 use clap::Args;
 
-use super::with_progress;
-use crate::args::{positive, ModelArgs, OpenedModel, TokenIds};
+use super::{with_progress, TextArgs};
+use crate::args::{positive, ModelArgs};
 use crate::bench::plot::{Axis, Figure, Line, Mark, Panel, Scale};
 use crate::interrupt::CtrlC;
 use crate::output;
-use crate::prompt::{read_file, Prompt};
 
 /// The paper's window.
 const WINDOW_TOKENS: usize = 5;
@@ -43,22 +42,15 @@ pub(super) struct EvalArgs {
     json: bool,
 }
 
-#[derive(Args, Debug)]
-#[group(multiple = false)]
-struct TextArgs {
-    /// File with text that the predictors have not seen
-    #[arg(long, alias = "text", value_name = "FILE")]
-    text_file: Option<PathBuf>,
-
-    /// Token ids, such as 1,2,3; needs no tokenizer
-    #[arg(long, value_name = "IDS")]
-    ids: Option<TokenIds>,
-}
-
 pub(super) fn run(args: &EvalArgs) -> Result<ExitCode> {
     let ctrl_c = CtrlC::watch()?;
-    let opened = args.model.open(ctrl_c.flag())?;
-    let mut ids = args.ids(&opened)?;
+    let mut opened = args.model.open(ctrl_c.flag())?;
+    let tokenizer = opened.tokenizer.take();
+    let path = opened.folder.path();
+    let mut ids = args.text.ids(|| {
+        let folder = path.display();
+        tokenizer.with_context(|| format!("{folder} has no tokenizer.json: give --ids"))
+    })?;
     ids.truncate(args.tokens);
     ensure!(
         !ids.is_empty(),
@@ -67,7 +59,7 @@ pub(super) fn run(args: &EvalArgs) -> Result<ExitCode> {
     if let Some(folder) = &args.plot {
         fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
-    let name = opened.folder.path().display().to_string();
+    let name = path.display().to_string();
     let window = args.model.given().window_tokens.unwrap_or(WINDOW_TOKENS);
     let mut model = LoadedModel::load(opened.folder, &opened.options)?;
     let evaluation = with_progress(|progress| evaluate(&mut model, &ids, window, progress))?;
@@ -79,16 +71,6 @@ pub(super) fn run(args: &EvalArgs) -> Result<ExitCode> {
         draw(&evaluation, &name, folder)?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-impl EvalArgs {
-    fn ids(&self, opened: &OpenedModel) -> Result<Vec<u32>> {
-        match (&self.text.text_file, &self.text.ids) {
-            (Some(path), _) => Prompt::Text(read_file(path)?).encode(opened),
-            (_, Some(TokenIds(ids))) => Ok(ids.clone()),
-            _ => bail!("no text: give --text-file FILE or --ids 1,2,3"),
-        }
-    }
 }
 
 /// A line for each layer, one for all, and what it says beside.

@@ -4,16 +4,22 @@
 
 mod eval;
 mod fit;
+mod gate;
+mod import;
+mod quantize;
 mod train;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{ensure, Result};
+use anyhow::{bail, ensure, Result};
 use candle_wick_convert::predictor::{FitProgress, LayerQuality};
+use candle_wick_models::WickTokenizer;
 use clap::{Args, Subcommand};
 
+use crate::args::TokenIds;
 use crate::output;
+use crate::prompt::read_file;
 
 #[derive(Args, Debug)]
 pub(crate) struct PredictorArgs {
@@ -25,16 +31,49 @@ pub(crate) struct PredictorArgs {
 enum PredictorCommand {
     /// Fit low-rank predictors on a text and write them into the model's folder
     Fit(fit::FitArgs),
+    /// Quantise the matrix that decides which neurons are active: a predictor that needs no training
+    Gate(gate::GateArgs),
+    /// Store low-rank predictors in 8 bits a weight
+    Quantize(quantize::QuantizeArgs),
     /// Train low-rank predictors on a text, starting from those that `fit` would make
     Train(train::TrainArgs),
+    /// Take over predictors that PowerInfer or Deja Vu trained, and measure them on a text
+    Import(import::ImportArgs),
     /// Show what a model's selector finds and misses on a text, by layer
     Eval(eval::EvalArgs),
+}
+
+/// The text that predictors are measured on.
+#[derive(Args, Debug)]
+#[group(multiple = false)]
+struct TextArgs {
+    /// File with text that the predictors have not seen
+    #[arg(long, alias = "text", value_name = "FILE")]
+    text_file: Option<PathBuf>,
+
+    /// Token ids, such as 1,2,3; needs no tokenizer
+    #[arg(long, value_name = "IDS")]
+    ids: Option<TokenIds>,
+}
+
+impl TextArgs {
+    /// Its tokens; a text is encoded by what `tokenizer` gives.
+    fn ids(&self, tokenizer: impl FnOnce() -> Result<WickTokenizer>) -> Result<Vec<u32>> {
+        match (&self.text_file, &self.ids) {
+            (Some(path), _) => Ok(tokenizer()?.encode(&read_file(path)?)?),
+            (_, Some(TokenIds(ids))) => Ok(ids.clone()),
+            _ => bail!("no text: give --text-file FILE or --ids 1,2,3"),
+        }
+    }
 }
 
 pub(crate) fn run(args: &PredictorArgs) -> Result<ExitCode> {
     match &args.command {
         PredictorCommand::Fit(args) => fit::run(args),
+        PredictorCommand::Gate(args) => gate::run(args),
+        PredictorCommand::Quantize(args) => quantize::run(args),
         PredictorCommand::Train(args) => train::run(args),
+        PredictorCommand::Import(args) => import::run(args),
         PredictorCommand::Eval(args) => eval::run(args),
     }
 }

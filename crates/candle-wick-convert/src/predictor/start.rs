@@ -8,7 +8,7 @@
 use candle::{DType, Device, Result, Tensor};
 
 use super::factor::Factors;
-use super::threshold::Truth;
+use super::threshold::{activation_threshold, Truth};
 use super::trainee::Random;
 
 /// Makes the logistic function of a multiple differ from the normal distribution by less than 0.01 everywhere.
@@ -32,9 +32,8 @@ pub(super) fn calibrated(
     let size = exact.sqr()?.mean_all()?.to_scalar::<f32>()?;
     let least = (f64::from(size) * ERROR_MIN * ERROR_MIN).max(f64::from(f32::MIN_POSITIVE));
     let scale = (errors.maximum(least)?.sqrt()?.recip()? * LOGISTIC_OF_NORMAL)?;
-    let bias = closed
-        .bias
-        .affine(1.0, -f64::from(truth.activation_threshold()))?;
+    let threshold = f64::from(activation_threshold(truth.activation));
+    let bias = closed.bias.affine(1.0, -threshold)?;
     Ok(Factors {
         down: closed.down.clone(),
         up: closed.up.broadcast_mul(&scale.unsqueeze(1)?)?,

@@ -4,7 +4,11 @@
 
 use std::ops::AddAssign;
 
+use candle_wick::Activation;
 use serde::Serialize;
+
+use super::record::TokenOutcome;
+use super::threshold::activation_threshold;
 
 /// Bins of a histogram: half octaves, those at the ends hold what lies beyond.
 const BINS: usize = 40;
@@ -20,16 +24,6 @@ pub struct Bin {
     pub active: u64,
     /// Of them, those that were not selected.
     pub missed: u64,
-}
-
-/// A token's neurons in one layer.
-pub(super) struct TokenOutcome<'a> {
-    /// Selected ids, ascending.
-    pub(super) selected: &'a [u32],
-    /// What the deciding matrix gave, one a neuron.
-    pub(super) pre_activations: &'a [f32],
-    /// By how much each neuron's column is multiplied when it is computed.
-    pub(super) coefficients: &'a [f32],
 }
 
 /// Counts of a layer, or of several added up.
@@ -162,8 +156,7 @@ impl AddAssign<&Tally> for Tally {
 pub(super) struct LayerTally {
     pub(super) tally: Tally,
     window: usize,
-    /// Pre-activations above this are active.
-    threshold: f32,
+    activation: Activation,
     /// Tokens since each neuron was selected last.
     idle: Vec<usize>,
     is_selected: Vec<bool>,
@@ -171,11 +164,11 @@ pub(super) struct LayerTally {
 
 impl LayerTally {
     /// Nothing yet, of a layer with `neurons` neurons that all have been idle for ever.
-    pub(super) fn new(neurons: usize, window: usize, threshold: f32) -> Self {
+    pub(super) fn new(neurons: usize, window: usize, activation: Activation) -> Self {
         Self {
             tally: Tally::new(),
             window,
-            threshold,
+            activation,
             idle: vec![usize::MAX; neurons],
             is_selected: vec![false; neurons],
         }
@@ -187,14 +180,13 @@ impl LayerTally {
             self.is_selected[neuron as usize] = true;
         }
         let tally = &mut self.tally;
+        let threshold = activation_threshold(self.activation);
         for (neuron, idle) in self.idle.iter_mut().enumerate() {
             let is_selected = self.is_selected[neuron];
             let was_cached = *idle < self.window;
             let is_computed = is_selected || was_cached;
             let mass = f64::from(outcome.coefficients[neuron].abs());
-            let value = outcome.pre_activations[neuron] - self.threshold;
-            // As the activation has it: what is no number counts, and stays visible.
-            let is_active = value > 0.0 || value.is_nan();
+            let value = outcome.pre_activations[neuron];
             *idle = if is_selected {
                 0
             } else {
@@ -204,10 +196,10 @@ impl LayerTally {
             tally.selected += u64::from(is_selected);
             tally.cached += u64::from(is_computed);
             tally.read += u64::from(is_selected && !was_cached);
-            if !is_active {
+            if !self.activation.is_active(value) {
                 continue;
             }
-            let bin = bin_of(value);
+            let bin = bin_of(value - threshold);
             tally.active += 1;
             tally.mass += mass;
             tally.bins_active[bin] += 1;
@@ -234,7 +226,7 @@ mod tests {
 
     #[test]
     fn shares_are_those_of_what_was_counted() {
-        let mut layer = LayerTally::new(4, 1, 0.5);
+        let mut layer = LayerTally::new(4, 1, Activation::FatRelu(0.5));
         let tokens: [(&[u32], [f32; 4], [f32; 4]); 2] = [
             (&[0, 3], [1.5, 0.5, 2.5, 0.0], [1.0, 9.0, -2.0, 9.0]),
             (&[1], [0.75, 0.6, 0.1, 0.2], [0.5, 0.5, 9.0, 9.0]),
@@ -283,7 +275,7 @@ mod tests {
     #[test]
     fn reads_are_those_of_a_cache_with_such_a_window() {
         let (neurons, window) = (30, 3);
-        let mut layer = LayerTally::new(neurons, window, 0.0);
+        let mut layer = LayerTally::new(neurons, window, Activation::Relu);
         let mut cache = NeuronCache::new(neurons, neurons, CachePolicy::Lru, Some(window));
         let mut misses = 0;
         for token in 0..200u32 {

@@ -38,6 +38,14 @@ pub struct LayerQuality {
     pub windows: WindowShares,
 }
 
+/// Pre-activations above this are active, in the ReLU family.
+pub(super) fn activation_threshold(activation: Activation) -> f32 {
+    match activation {
+        Activation::FatRelu(threshold) => threshold,
+        _ => 0.0,
+    }
+}
+
 /// How long neurons have not been selected, counted by class: class `c` is idle for `2^(c-1)` tokens or more, and for
 /// fewer than `2^c`; class 0 was selected by the last token.
 type IdleCounts = [u64; WINDOW_TOKENS.len() + 1];
@@ -60,14 +68,6 @@ impl Truth<'_> {
     /// What the deciding matrix makes of inputs `(tokens, hidden)`: `(tokens, intermediate)`.
     pub(super) fn pre_activations(&self, x: &Tensor) -> Result<Tensor> {
         x.matmul(&self.weight.t()?)?.broadcast_add(self.bias)
-    }
-
-    /// Pre-activations above this are active.
-    pub(super) fn activation_threshold(&self) -> f32 {
-        match self.activation {
-            Activation::FatRelu(threshold) => threshold,
-            _ => 0.0,
-        }
     }
 
     /// Which neurons are active for the tokens of `x` `(tokens, hidden)`.
@@ -123,40 +123,72 @@ impl Truth<'_> {
         x: &Tensor,
         threshold: f32,
     ) -> Result<LayerQuality> {
-        let (mut active, mut selected, mut found, mut union) = (0u64, 0u64, 0u64, 0u64);
-        let (mut tokens, mut neurons) = (0u64, 0u64);
-        let (mut idle_counts, mut woken_counts) = (IdleCounts::default(), IdleCounts::default());
-        // Tokens since each neuron was selected last.
-        let mut idle = Vec::new();
+        let mut counts = Counts::new(self.weight.dim(0)?);
         self.for_each_token(factors, x, |scores, exact| {
-            idle.resize(scores.len(), WINDOW_TOKENS[WINDOW_TOKENS.len() - 1]);
-            for ((score, exact), idle) in scores.iter().zip(exact).zip(&mut idle) {
-                let is_selected = *score >= threshold;
-                let is_active = self.activation.is_active(*exact);
-                woken_counts[idle_class(*idle)] += u64::from(is_selected);
-                *idle = if is_selected { 0 } else { *idle + 1 };
-                idle_counts[idle_class(*idle)] += 1;
-                active += u64::from(is_active);
-                selected += u64::from(is_selected);
-                found += u64::from(is_active && is_selected);
-                union += u64::from(*idle < UNION_TOKENS);
-            }
-            tokens += 1;
-            neurons = scores.len() as u64;
+            let is_selected = scores.iter().map(|score| *score >= threshold);
+            let is_active = exact.iter().map(|exact| self.activation.is_active(*exact));
+            counts.push(is_selected.zip(is_active));
         })?;
-        let all = (tokens * neurons).max(1) as f32;
-        Ok(LayerQuality {
+        Ok(counts.quality(threshold))
+    }
+}
+
+/// What was selected and what was active, over tokens that follow each other.
+pub(super) struct Counts {
+    tokens: u64,
+    active: u64,
+    selected: u64,
+    found: u64,
+    union: u64,
+    idle_counts: IdleCounts,
+    woken_counts: IdleCounts,
+    /// Tokens since each neuron was selected last.
+    idle: Vec<usize>,
+}
+
+impl Counts {
+    /// No tokens of a layer with `neurons` neurons.
+    pub(super) fn new(neurons: usize) -> Self {
+        Self {
+            tokens: 0,
+            active: 0,
+            selected: 0,
+            found: 0,
+            union: 0,
+            idle_counts: IdleCounts::default(),
+            woken_counts: IdleCounts::default(),
+            idle: vec![WINDOW_TOKENS[WINDOW_TOKENS.len() - 1]; neurons],
+        }
+    }
+
+    /// Appends a token: of each neuron whether it is selected, and whether it is active.
+    pub(super) fn push(&mut self, neurons: impl Iterator<Item = (bool, bool)>) {
+        self.tokens += 1;
+        for ((is_selected, is_active), idle) in neurons.zip(&mut self.idle) {
+            self.woken_counts[idle_class(*idle)] += u64::from(is_selected);
+            *idle = if is_selected { 0 } else { *idle + 1 };
+            self.idle_counts[idle_class(*idle)] += 1;
+            self.active += u64::from(is_active);
+            self.selected += u64::from(is_selected);
+            self.found += u64::from(is_active && is_selected);
+            self.union += u64::from(*idle < UNION_TOKENS);
+        }
+    }
+
+    /// The counts as shares; `threshold` led to them.
+    pub(super) fn quality(&self, threshold: f32) -> LayerQuality {
+        let all = (self.tokens * self.idle.len() as u64).max(1) as f32;
+        LayerQuality {
             threshold,
-            recall: if active == 0 {
-                1.0
-            } else {
-                found as f32 / active as f32
+            recall: match self.active {
+                0 => 1.0,
+                active => self.found as f32 / active as f32,
             },
-            active_fraction: active as f32 / all,
-            selected_fraction: selected as f32 / all,
-            union_fraction: union as f32 / all,
-            windows: window_shares(&idle_counts, &woken_counts, all),
-        })
+            active_fraction: self.active as f32 / all,
+            selected_fraction: self.selected as f32 / all,
+            union_fraction: self.union as f32 / all,
+            windows: window_shares(&self.idle_counts, &self.woken_counts, all),
+        }
     }
 }
 

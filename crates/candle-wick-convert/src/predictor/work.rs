@@ -6,9 +6,9 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use candle::{DType, Device, Result, Tensor};
+use candle::{DType, Device, Tensor};
 use wick_format::{FfnLayer, FileHasher};
 
 use super::factor::Factors;
@@ -88,7 +88,7 @@ impl Work {
 }
 
 impl Trained {
-    fn tensors(&self) -> Result<HashMap<String, Tensor>> {
+    fn tensors(&self) -> candle::Result<HashMap<String, Tensor>> {
         let Factors { down, up, bias } = &self.factors;
         let epochs = Tensor::new(&[self.epochs as u32], &Device::Cpu)?;
         Ok(HashMap::from([
@@ -105,4 +105,82 @@ fn is_of_training(path: &Path) -> bool {
     let name = file_name(path);
     let name = name.trim_start_matches('.').trim_end_matches(".partial");
     name.starts_with("layer-") && name.ends_with(".safetensors")
+}
+
+#[cfg(test)]
+mod tests {
+    use wick_format::{Dtype, Layout};
+
+    use super::*;
+
+    fn layer() -> FfnLayer {
+        FfnLayer {
+            prefix: "layers.0".to_owned(),
+            file: "layers".to_owned(),
+            layout: Layout::Neuron,
+            hidden_size: 3,
+            intermediate_size: 5,
+            stride_bytes: 512,
+            dtype: Dtype::F16,
+            gate: None,
+            up: "layers.0.fc1.weight".to_owned(),
+            down: "layers.0.fc2.weight".to_owned(),
+            gate_bias: None,
+            up_bias: None,
+            down_bias: None,
+        }
+    }
+
+    fn pair() -> Trained {
+        let full = |value: f32, shape: &[usize]| Tensor::full(value, shape, &Device::Cpu).unwrap();
+        Trained {
+            factors: Factors {
+                down: full(0.5, &[2, 3]),
+                up: full(-0.25, &[5, 2]),
+                bias: full(0.1, &[5]),
+            },
+            epochs: 4,
+        }
+    }
+
+    #[test]
+    fn a_layer_comes_back_for_the_same_run_and_shape_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("p.safetensors");
+        let work = Work::open(&out, "options", &[1, 2]).unwrap();
+        assert!(work.finished(3, &layer(), 2).is_none());
+        work.keep(3, &pair()).unwrap();
+        let back = work.finished(3, &layer(), 2).unwrap();
+        let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        assert_eq!(values(&back.factors.up), values(&pair().factors.up));
+        assert_eq!(values(&back.factors.bias), values(&pair().factors.bias));
+        assert_eq!(back.epochs, 4);
+        assert!(work.finished(2, &layer(), 2).is_none());
+        assert!(work.finished(3, &layer(), 1).is_none());
+        // One run at a time.
+        assert!(Work::open(&out, "options", &[1, 2]).is_err());
+        drop(work);
+        for (options, ids) in [("others", &[1, 2][..]), ("options", &[1, 3])] {
+            let work = Work::open(&out, options, ids).unwrap();
+            assert!(work.finished(3, &layer(), 2).is_none(), "{options} {ids:?}");
+        }
+    }
+
+    #[test]
+    fn a_broken_file_is_none_and_only_our_own_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("p.safetensors");
+        let work = Work::open(&out, "options", &[]).unwrap();
+        work.keep(0, &pair()).unwrap();
+        let path = work.folder.path().join(work.name(0));
+        let bytes = fs::read(&path).unwrap();
+        for broken in [&bytes[..bytes.len() - 1], &bytes[..9], b""] {
+            fs::write(&path, broken).unwrap();
+            assert!(work.finished(0, &layer(), 2).is_none());
+        }
+        let place = work.folder.path().to_owned();
+        fs::write(place.join("somebody's"), "").unwrap();
+        work.remove().unwrap();
+        assert_eq!(fs::read_dir(&place).unwrap().count(), 1);
+    }
 }

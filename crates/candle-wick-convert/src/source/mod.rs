@@ -24,7 +24,7 @@ use wick_format::Dtype;
 
 use self::elements::Elements;
 use self::tensor::StoredTensor;
-use self::weight_file::WeightFile;
+use self::weight_file::{Kind, WeightFile};
 use crate::family::TensorNeed;
 use crate::ConvertError;
 
@@ -62,6 +62,21 @@ impl SourceFolder {
         }
         source.check_index(found, rename)?;
         Ok(source)
+    }
+
+    /// A PyTorch file by itself, its tensors under their names in it.
+    pub(crate) fn torch_file(path: &Path) -> Result<Self, ConvertError> {
+        let (file, tensors, metadata) = WeightFile::open(path, Kind::Torch)?;
+        let named = tensors.into_iter().map(|stored| {
+            let name = stored.name.clone();
+            (name, SourceTensor::new(stored, 0))
+        });
+        Ok(Self {
+            path: path.to_path_buf(),
+            shards: vec![file],
+            tensors: named.collect(),
+            metadata,
+        })
     }
 
     /// A source without files, whose tensors are made up; messages call it `name`.

@@ -1,0 +1,163 @@
+//! Predictors that were trained elsewhere, in our file, with what they are worth on a text.
+//!
+//! They are measured in the model, by what its selector chooses with them: a file with the tensors is written beside the output,
+//! the model runs with it, and the output gets the same tensors and the measures, which slots are planned by.
+
+use std::path::{Path, PathBuf};
+
+use candle_wick::{
+    FlashFolder, IoOptions, Memory, PredictorForm, PredictorInput, PredictorMetadata, SelectorKind,
+    PREDICTORS_FILE,
+};
+use candle_wick_models::{Interrupt, LoadOptions, LoadedModel};
+use serde::Serialize;
+
+use super::foreign::Foreign;
+use super::record::Record;
+use super::threshold::Counts;
+use super::{file, problem_with, FitProgress, LayerQuality};
+use crate::output::partial_name;
+use crate::source::file_name;
+use crate::ConvertError;
+
+/// How to import.
+#[derive(Clone, Debug, Default)]
+pub struct ImportOptions {
+    /// What the predictors were trained to look at; by default what their programs show them for such a model.
+    pub input: Option<PredictorInput>,
+    /// Scores that reach this select; by default what the files say, else 0.
+    pub threshold: Option<f32>,
+    /// Budget of the model while it runs.
+    pub memory: Option<Memory>,
+    /// The file to write, by default the model's own.
+    pub out: Option<PathBuf>,
+    /// Stops the run.
+    pub interrupt: Interrupt,
+}
+
+/// What was imported.
+#[derive(Clone, Debug, Serialize)]
+pub struct ImportReport {
+    /// The file written.
+    pub path: PathBuf,
+    /// Its size.
+    pub bytes: u64,
+    /// The program that the predictors are from.
+    pub made_by: &'static str,
+    /// What they look at.
+    pub input: &'static str,
+    /// What lies between their matrices.
+    pub between: &'static str,
+    /// Rank of each layer's predictor.
+    pub ranks: Vec<usize>,
+    /// Tokens of the measures.
+    pub tokens: usize,
+    /// The measures, a layer each.
+    pub layers: Vec<LayerQuality>,
+}
+
+/// Writes the predictors in the folder `from` into a file for `model`, with what they are worth on the tokens `ids`.
+///
+/// # Errors
+/// The folder is not one of predictors for this model (`foreign`), the model's neurons are never exactly zero, a token is
+/// unknown, or a disk refuses.
+pub fn import(
+    model: &Path,
+    from: &Path,
+    ids: &[u32],
+    options: &ImportOptions,
+    progress: &dyn Fn(FitProgress),
+) -> Result<ImportReport, ConvertError> {
+    if ids.is_empty() {
+        return Err(problem_with(from, "cannot be measured on 0 tokens".into()));
+    }
+    let opened = FlashFolder::open(model, IoOptions::default());
+    let manifest = opened.map_err(candle_wick_models::Error::from)?;
+    let manifest = manifest.manifest();
+    let foreign = Foreign::open(from, manifest)?;
+    let input = options.input;
+    let input = input.unwrap_or_else(|| foreign.maker.input(&manifest.model_type));
+    let threshold = options.threshold.unwrap_or(foreign.threshold);
+    let everywhere = |value| vec![value; manifest.layers.len()];
+    let mut metadata = PredictorMetadata {
+        model_hash: manifest.neurons_hash().to_owned(),
+        form: PredictorForm::LowRank,
+        input,
+        between: foreign.maker.between(),
+        made_by: Some(format!("imported from {}", foreign.maker.name())),
+        thresholds: everywhere(threshold),
+        // Until they are measured.
+        recall: everywhere(1.0),
+        selected_fraction: everywhere(1.0),
+        union_fraction: everywhere(1.0),
+        windows: None,
+    };
+    let specs = foreign.specs(manifest)?;
+    let content = |index| foreign.content(index);
+    let out = options.out.clone();
+    let out = out.unwrap_or_else(|| model.join(PREDICTORS_FILE));
+    let unmeasured =
+        Unmeasured(out.with_file_name(partial_name(&format!("{}.unmeasured", file_name(&out)))));
+    file::write(&unmeasured.0, &metadata, &specs, &content)?;
+    let layers = measure(model, &unmeasured.0, ids, threshold, options, progress)?;
+    let of = |value: fn(&LayerQuality) -> f32| layers.iter().map(value).collect();
+    metadata.recall = of(|quality| quality.recall);
+    metadata.selected_fraction = of(|quality| quality.selected_fraction);
+    metadata.union_fraction = of(|quality| quality.union_fraction);
+    metadata.windows = Some(layers.iter().map(|quality| quality.windows).collect());
+    let bytes = file::write(&out, &metadata, &specs, &content)?;
+    Ok(ImportReport {
+        path: out,
+        bytes,
+        made_by: foreign.maker.name(),
+        input: input.name(),
+        between: foreign.maker.between().name(),
+        ranks: foreign.ranks(),
+        tokens: ids.len(),
+        layers,
+    })
+}
+
+/// A file that is there while it is measured.
+struct Unmeasured(PathBuf);
+
+impl Drop for Unmeasured {
+    fn drop(&mut self) {
+        let _never_written = std::fs::remove_file(&self.0);
+    }
+}
+
+/// What the predictors in the file `predictors` are worth when `model` runs with them.
+fn measure(
+    model: &Path,
+    predictors: &Path,
+    ids: &[u32],
+    threshold: f32,
+    options: &ImportOptions,
+    progress: &dyn Fn(FitProgress),
+) -> Result<Vec<LayerQuality>, ConvertError> {
+    let folder = FlashFolder::open_with(model, IoOptions::default(), Some(predictors));
+    let load = LoadOptions {
+        selector: Some(SelectorKind::LowRank),
+        memory: options.memory,
+        interrupt: options.interrupt.clone(),
+        ..LoadOptions::default()
+    };
+    let mut model = LoadedModel::load(folder.map_err(candle_wick_models::Error::from)?, &load)?;
+    let record = Record::of(&mut model, ids, progress)?;
+    let activation = model.activation();
+    let layers = model.folder().manifest().layers.iter().enumerate();
+    let quality = layers.map(|(index, layer)| {
+        let mut counts = Counts::new(layer.intermediate_size);
+        record.for_each_token(&model, index, &mut |outcome| {
+            let mut selected = outcome.selected.iter().peekable();
+            let neurons = outcome.pre_activations.iter().enumerate();
+            counts.push(neurons.map(|(neuron, value)| {
+                let is_selected = selected.next_if_eq(&&(neuron as u32)).is_some();
+                (is_selected, activation.is_active(*value))
+            }));
+        })?;
+        Ok(counts.quality(threshold))
+    });
+    quality.collect()
+}
