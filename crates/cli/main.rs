@@ -6,11 +6,14 @@
 mod activity;
 mod args;
 mod bench;
+mod columns;
+mod compare;
 mod convert;
 mod demo;
 mod disk;
 mod doctor;
 mod draw;
+mod eval;
 mod friends;
 mod front;
 mod inspect;
@@ -29,6 +32,7 @@ mod reorder;
 mod report;
 mod run;
 mod score;
+mod selectors;
 mod spread;
 mod synth;
 mod synthetic;
@@ -65,6 +69,10 @@ enum Command {
     Inspect(inspect::InspectArgs),
     /// Show how likely a model finds a text
     Score(score::ScoreArgs),
+    /// Show what skipping neurons costs in quality: perplexity and accuracy beside those of all neurons
+    Eval(eval::EvalArgs),
+    /// Show what a model writes with all neurons and with the selected ones, side by side
+    Compare(compare::CompareArgs),
     /// Make the predictors that let a model skip neurons
     Predictor(predictor::PredictorArgs),
     /// Record which neurons each token of a text has
@@ -95,6 +103,8 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Score(args) => score::run(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Compare(args) => compare::run(&args),
         Command::Predictor(args) => predictor::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Window(args) => window::run(&args),

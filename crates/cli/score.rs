@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{ensure, Result};
-use candle_wick_models::{score, score_each, Error, Interrupt, LoadedModel};
+use candle_wick_models::{block_nll, score, Blocks, Error, Interrupt, LoadedModel};
 use clap::Args;
 use serde::Serialize;
 
@@ -141,31 +141,24 @@ fn whole(args: &ScoreArgs, opened: OpenedModel, ids: &[u32]) -> Result<()> {
 }
 
 fn blocks(args: &ScoreArgs, opened: OpenedModel, ids: &[u32], block_tokens: usize) -> Result<()> {
-    ensure!(
-        ids.len() >= block_tokens,
-        "the text has {} tokens, not one block of {block_tokens}",
-        ids.len()
-    );
+    let blocks = Blocks::cut(ids, block_tokens, args.blocks.blocks.unwrap_or(usize::MAX))?;
     opened.check_length(&ids[..block_tokens])?;
     let mut model = LoadedModel::load(opened.folder, &opened.options)?;
-    let mut block_nll = Vec::new();
-    for block in ids
-        .chunks_exact(block_tokens)
-        .take(args.blocks.blocks.unwrap_or(usize::MAX))
-    {
-        let mut sum = 0.0;
-        score_each(&mut model, block, &mut |_, logprob| sum -= logprob)?;
-        check_finite([sum].into_iter())?;
-        block_nll.push(sum / (block_tokens - 1) as f64);
-    }
-    let blocks = block_nll.len();
+    let mut mean_of = |block| -> Result<f64> {
+        Ok(block_nll(&mut model, block)? / blocks.targets_per_block() as f64)
+    };
+    let block_nll = blocks
+        .iter()
+        .map(&mut mean_of)
+        .collect::<Result<Vec<_>>>()?;
+    let count = blocks.count();
     // Every block has as many targets as the others.
-    let mean_nll = block_nll.iter().sum::<f64>() / blocks as f64;
+    let mean_nll = block_nll.iter().sum::<f64>() / count as f64;
     let score = BlockScore {
         block_tokens,
-        blocks,
-        targets: blocks * (block_tokens - 1),
-        dropped_tokens: ids.len() - blocks * block_tokens,
+        blocks: count,
+        targets: count * blocks.targets_per_block(),
+        dropped_tokens: blocks.dropped_tokens(),
         mean_nll,
         perplexity: mean_nll.exp(),
         block_nll,
@@ -174,7 +167,7 @@ fn blocks(args: &ScoreArgs, opened: OpenedModel, ids: &[u32], block_tokens: usiz
         return output::print_json(&score);
     }
     output::print(&format!(
-        "tokens      {} ({blocks} blocks of {block_tokens}, {} dropped)\ntargets     {}\nmean nll    {mean_nll:.4}\n\
+        "tokens      {} ({count} blocks of {block_tokens}, {} dropped)\ntargets     {}\nmean nll    {mean_nll:.4}\n\
          perplexity  {:.4}\n",
         ids.len(),
         score.dropped_tokens,

@@ -55,6 +55,34 @@ pub enum Error {
         /// What the system has.
         available_bytes: u64,
     },
+    /// A block's first token is given, so one token predicts nothing.
+    #[error("a block of {block_tokens} tokens predicts nothing; it needs at least 2")]
+    BlockTokens {
+        /// What was asked for.
+        block_tokens: usize,
+    },
+    /// A text is shorter than one block, or no block was asked for.
+    #[error("the text has {tokens} tokens, not one block of {block_tokens}")]
+    NoBlock {
+        /// Tokens of the text.
+        tokens: usize,
+        /// Tokens of a block.
+        block_tokens: usize,
+    },
+    /// The first token of a text is predicted by nothing.
+    #[error("nothing precedes the continuation, so nothing predicts its first token")]
+    NoContext,
+    /// There is nothing to score.
+    #[error("the continuation adds no token to its context")]
+    NoContinuation,
+    /// A continuation does not fit, even without its context.
+    #[error("a continuation of {tokens} tokens leaves no place for what precedes it in a context of {ctx}")]
+    ContinuationLength {
+        /// Its tokens.
+        tokens: usize,
+        /// The context.
+        ctx: usize,
+    },
     /// No token is the likeliest, and no probability is known.
     #[error("the model's logits are not finite: its weights are damaged, or overflow")]
     NotFinite,

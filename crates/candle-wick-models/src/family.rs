@@ -24,8 +24,8 @@ pub trait CausalLm: Send + Sync {
     /// The head, on normed hidden states `(.., hidden_size)`: logits `(.., vocab_size)`.
     fn logits(&self, hidden: &Tensor) -> Result<Tensor>;
 
-    /// Starts a new sequence.
-    fn clear_kv_cache(&mut self);
+    /// Forgets all but the first `positions` of the sequence; 0 starts a new one.
+    fn truncate_kv_cache(&mut self, positions: usize);
 
     /// Logits `(1, vocab_size)` after the last of `input_ids` `(1, seq)`, whose first is at `position`.
     fn forward(&mut self, input_ids: &Tensor, position: usize) -> Result<Tensor> {

@@ -66,10 +66,10 @@ impl<L: Layer> Layers<L> {
         Ok(x)
     }
 
-    /// Starts a new sequence.
-    pub(crate) fn clear_kv_cache(&mut self) {
+    /// Forgets all but the first `positions` of the sequence; 0 starts a new one.
+    pub(crate) fn truncate_kv_cache(&mut self, positions: usize) {
         for layer in &mut self.layers {
-            layer.kv_cache().clear();
+            layer.kv_cache().truncate(positions);
         }
     }
 }

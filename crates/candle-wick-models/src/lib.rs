@@ -4,6 +4,8 @@
 //! a converted folder and spends the budget.
 #![forbid(unsafe_code)]
 
+mod blocks;
+mod continuation;
 mod error;
 pub mod falcon;
 mod family;
@@ -23,12 +25,14 @@ mod score;
 mod tokenizer;
 mod trace;
 
+pub use blocks::{block_nll, Blocks};
+pub use continuation::{score_continuations, Continuation, ContinuationScore};
 pub use error::{Error, Result};
 pub use family::{CausalLm, ModelConfig};
 pub use generation::{Sampler, Sampling, Stop, TextGenerator};
 pub use interrupt::Interrupt;
 pub use load::{check_config, load, plan, ForwardTimes, LoadOptions, LoadedModel};
 pub use rope::RopeParameters;
-pub use score::{score, score_each, Score};
+pub use score::{likeliest, logprob, score, score_each, Score};
 pub use tokenizer::{TextStream, WickTokenizer};
 pub use trace::record_trace;

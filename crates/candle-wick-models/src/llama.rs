@@ -363,8 +363,8 @@ impl CausalLm for Llama {
         self.lm_head.forward(hidden)
     }
 
-    fn clear_kv_cache(&mut self) {
-        self.layers.clear_kv_cache();
+    fn truncate_kv_cache(&mut self, positions: usize) {
+        self.layers.truncate_kv_cache(positions);
     }
 }
 

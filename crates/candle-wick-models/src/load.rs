@@ -318,8 +318,14 @@ impl LoadedModel {
 
     /// Starts a new sequence; neurons stay in DRAM.
     pub fn reset(&mut self) {
-        self.model.clear_kv_cache();
-        self.position = 0;
+        self.rewind(0);
+    }
+
+    /// Goes back to the first `position` tokens of the sequence, to go on from there in another way; a later
+    /// position than the model is at changes nothing.
+    pub fn rewind(&mut self, position: usize) {
+        self.model.truncate_kv_cache(position);
+        self.position = self.position.min(position);
     }
 
     /// Tokens seen so far.

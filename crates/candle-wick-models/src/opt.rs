@@ -303,7 +303,7 @@ impl CausalLm for Opt {
         }
     }
 
-    fn clear_kv_cache(&mut self) {
-        self.layers.clear_kv_cache();
+    fn truncate_kv_cache(&mut self, positions: usize) {
+        self.layers.truncate_kv_cache(positions);
     }
 }

@@ -272,7 +272,7 @@ impl CausalLm for Persimmon {
         self.lm_head.forward(hidden)
     }
 
-    fn clear_kv_cache(&mut self) {
-        self.layers.clear_kv_cache();
+    fn truncate_kv_cache(&mut self, positions: usize) {
+        self.layers.truncate_kv_cache(positions);
     }
 }

@@ -3,7 +3,7 @@
 //! `logprobs[i - 1] = ln p(ids[i] | ids[..i])`, natural logarithm; log-softmax in f64 over f32 logits. Logits of
 //! a few positions are held at a time.
 //!
-//! Not here: protocols of blocks over long texts.
+//! Not here: blocks of a long text (`blocks`), choices of a task (`continuation`).
 
 use serde::Serialize;
 
@@ -63,12 +63,26 @@ pub fn score_each(
     Ok(last_logits)
 }
 
-/// `ln softmax(logits)[id]`.
-fn logprob(logits: &[f32], id: u32) -> f64 {
+/// `ln softmax(logits)[id]`, natural logarithm.
+///
+/// # Panics
+/// There is no such logit.
+pub fn logprob(logits: &[f32], id: u32) -> f64 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let shifted = |logit: f32| f64::from(logit) - f64::from(max);
     let sum: f64 = logits.iter().map(|logit| shifted(*logit).exp()).sum();
     shifted(logits[id as usize]) - sum.ln()
+}
+
+/// The id of the first of the largest logits, as torch's `argmax` has it; `None` without logits.
+pub fn likeliest(logits: &[f32]) -> Option<u32> {
+    let mut best: Option<(usize, f32)> = None;
+    for (id, &logit) in logits.iter().enumerate() {
+        if best.is_none_or(|(_, largest)| logit > largest) {
+            best = Some((id, logit));
+        }
+    }
+    best.map(|(id, _)| id as u32)
 }
 
 #[cfg(test)]
@@ -108,5 +122,12 @@ mod tests {
         assert_eq!(one.perplexity(), None);
         let json = serde_json::to_string(&one).unwrap();
         assert_eq!(json, r#"{"ids":[0],"logprobs":[],"last_logits":[1.0]}"#);
+    }
+
+    #[test]
+    fn the_first_of_the_largest_logits_is_the_likeliest() {
+        assert_eq!(likeliest(&[1.0, 3.0, 3.0, 2.0]), Some(1));
+        assert_eq!(likeliest(&[f32::NEG_INFINITY; 2]), Some(0));
+        assert_eq!(likeliest(&[]), None);
     }
 }

@@ -59,6 +59,15 @@ impl WickTokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// The special tokens that the post-processor puts before a text, such as a BOS.
+    pub fn special_prefix(&self) -> Result<Vec<u32>> {
+        let encoding = self.inner.encode_fast("a", true).map_err(trouble)?;
+        let ids = encoding.get_ids().iter().copied();
+        let is_special = encoding.get_special_tokens_mask().iter();
+        let prefix = ids.zip(is_special).take_while(|(_, mask)| **mask == 1);
+        Ok(prefix.map(|(id, _)| id).collect())
+    }
+
     /// The text of `ids`, without special tokens.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         self.inner.decode(ids, true).map_err(trouble)
@@ -180,6 +189,7 @@ mod tests {
         assert_eq!(tokenizer.encode("a aé").unwrap(), [0, 1, 2, 1, 3, 4]);
         assert_eq!(tokenizer.encode_bare("a aé").unwrap(), [1, 2, 1, 3, 4]);
         assert_eq!(tokenizer.encode("").unwrap(), [0]);
+        assert_eq!(tokenizer.special_prefix().unwrap(), [0]);
         assert_eq!(tokenizer.decode(&[0, 1, 2, 1, 3, 4]).unwrap(), "a aé");
         assert_eq!(tokenizer.token_id("</s>"), Some(0));
         assert_eq!(tokenizer.token_id("<s>"), None);

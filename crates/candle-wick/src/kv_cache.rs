@@ -94,6 +94,11 @@ impl KvCache {
         self.len = 0;
     }
 
+    /// Forgets what came after the first `len` positions; a longer `len` than was seen changes nothing.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
     /// Adds `seq` positions: `keys` and `values` are `(1, kv_heads, seq, head_dim)`.
     pub fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<()> {
         let (batch, kv_heads, seq, head_dim) = keys.dims4()?;
