@@ -24,6 +24,7 @@ import platform
 import subprocess
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 import smollm2
@@ -139,7 +140,7 @@ def opt_ppl(model, work, wrong):
     rows, seen = [], set()
     for memory in BUDGETS:
         words = ("--text-file", ASSETS / "heldout.txt", "--ctx", 256, "--blocks", 80, "--no-bos", "--memory", memory)
-        report = evaluate("ppl", model, *words, "--results", work / f"opt-9m-256-{memory}.jsonl")
+        report = evaluate("ppl", model, *words, "--results", work / f"{model.stem}-{memory}.jsonl")
         dense, sparse = report["dense"], report["sparse"]
         seen.add((dense["perplexity"], sparse["perplexity"]))
         for side in (dense, sparse):
@@ -165,7 +166,7 @@ def opt_tasks(model, work, data):
     rows = []
     for task, limit in OPT_TASKS:
         words = ("--tasks", task, "--data", data, "--limit", limit, "--no-bos", "--ctx", 256, "--memory", "60%")
-        report = evaluate("tasks", model, *words, "--results", work / "opt-9m-256-60%.jsonl")
+        report = evaluate("tasks", model, *words, "--results", work / f"{model.stem}-60%.jsonl")
         task_report = report["tasks"][0]
         sides = [(side["selector"], task_report[key]) for side, key in zip(report["selectors"], ("dense", "sparse"))]
         for selector, scores in sides:
@@ -182,11 +183,12 @@ def models(work):
     out = work / "smollm2.wick"
     if not out.exists():
         smollm2.wick("convert", smollm2.fetch(work), out, "--dtype", "f16")
-    opt = work / "opt-9m.wick"
+    predictors = (ASSETS / "predictors.safetensors").read_bytes()
+    # Other predictors are another model: their scores have files of their own.
+    opt = work / f"opt-9m-{zlib.crc32(predictors):08x}.wick"
     if not opt.exists():
         smollm2.wick("convert", ASSETS, opt)
-        name = "predictors.safetensors"
-        (opt / name).write_bytes((ASSETS / name).read_bytes())
+        (opt / "predictors.safetensors").write_bytes(predictors)
     return out, opt
 
 

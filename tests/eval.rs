@@ -233,14 +233,14 @@ fn perplexity_goes_on_from_its_results() {
         "--results",
         results,
     ];
-    let first = json(
+    let first = object(
         &["eval", "ppl"],
         folder.path(),
         &[&text[..], &["--blocks", "2"]].concat(),
     );
     let lines = std::fs::read_to_string(results).unwrap();
     assert_eq!(lines.lines().count(), 1 + 2 * 2);
-    let more = json(
+    let more = object(
         &["eval", "ppl"],
         folder.path(),
         &[&text[..], &["--blocks", "3"]].concat(),
@@ -252,7 +252,7 @@ fn perplexity_goes_on_from_its_results() {
             [&first, &more].map(|report| report[key]["block_nll"].as_array().unwrap());
         assert_eq!(first[..], more[..2]);
     }
-    let again = json(
+    let again = object(
         &["eval", "ppl"],
         folder.path(),
         &[&text[..], &["--blocks", "2"]].concat(),
