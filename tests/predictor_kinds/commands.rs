@@ -50,10 +50,8 @@ fn check_use(folder: &Path, file: &Path, selector: &str, bits: u64, made_by: &st
     let plan = json(&[&["plan", folder][..], &flags].concat());
     assert_eq!(plan["selector"], selector);
     let used = &plan["predictors"];
-    assert_eq!(
-        (&used["form"], &used["bits"]),
-        (&selector.into(), &bits.into())
-    );
+    assert_eq!(used["form"], selector);
+    assert_eq!(used["bits"], bits);
     assert_eq!(used["input"], "ffn_input");
     let said = used["made_by"].as_str().unwrap();
     assert!(said.contains(made_by), "{said}");
