@@ -270,3 +270,46 @@ fn what_cannot_be_recorded_or_shown_is_said() {
         &["resident.safetensors", "not a recorded trace"],
     );
 }
+
+/// Hours of work must not end in the place of a model's file, and must not be for nothing.
+#[test]
+fn a_trace_takes_the_place_of_an_earlier_trace_and_of_nothing_else() {
+    let folder = demo();
+    let model = text(folder.path()).to_owned();
+    let place = tempfile::tempdir().unwrap();
+    let record = |out: &Path| {
+        let out = text(out).to_owned();
+        wick(&["trace", &model, &out, "--ids", "5,6,7"])
+    };
+    let manifest = folder.path().join("wick.json");
+    let words = place.path().join("words.txt");
+    std::fs::write(&words, "words").unwrap();
+    for taken in [manifest.as_path(), &words, place.path()] {
+        let before = std::fs::read(taken).ok();
+        let output = record(taken);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            !output.status.success() && said.contains("something else than a trace"),
+            "{said}"
+        );
+        assert_eq!(std::fs::read(taken).ok(), before);
+    }
+    let out = place.path().join("a.trace");
+    assert!(record(&out).status.success());
+    let first = std::fs::read(&out).unwrap();
+    assert!(record(&out).status.success());
+    assert_eq!(std::fs::read(&out).unwrap(), first);
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 2);
+}
+
+/// Opening a pipe for reading would wait for a writer.
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_no_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    refused(&["window", text(&pipe)], &["pipe", "not a plain file"]);
+    refused(&["friends", text(&pipe)], &["pipe", "not a plain file"]);
+}

@@ -55,7 +55,7 @@ struct TextArgs {
 /// What was recorded.
 #[derive(Serialize)]
 struct Report {
-    path: PathBuf,
+    path: String,
     bytes: u64,
     selector: &'static str,
     /// Whether a made-up history stood in for what the selector chose.
@@ -71,9 +71,10 @@ struct Report {
 pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
     let ctrl_c = CtrlC::watch()?;
     let mut opened = args.model.open(ctrl_c.flag())?;
-    let plan = candle_wick_models::plan(&opened.folder, &opened.options)?;
     let is_synthetic = synthetic_name(&opened.folder)?.is_some();
+    // Before the plan: it counts what the process holds already.
     let mut ids = args.ids(&opened, is_synthetic)?;
+    let plan = candle_wick_models::plan(&opened.folder, &opened.options)?;
     if is_synthetic && plan.selector.form().is_some() {
         let figures = &activity(&opened.folder.manifest().model_type).figures;
         opened.options.trace = Some(made_up(&opened.folder, &[*figures]));
@@ -88,7 +89,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
     let written = record_trace(&mut model, &ids, &args.out, &on_tokens);
     bar.finish_and_clear();
     let report = Report {
-        path: args.out.clone(),
+        path: args.out.display().to_string(),
         bytes: written?,
         selector: plan.selector.name(),
         is_replayed: model.is_replaying(),
@@ -124,7 +125,7 @@ impl Report {
         };
         format!(
             "{}: {}, {} tokens in sequences of {}, {} layers, {:.1} % of the neurons {what} ({})\n",
-            self.path.display(),
+            self.path,
             HumanBytes(self.bytes),
             self.tokens,
             self.sequence_tokens,

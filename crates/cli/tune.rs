@@ -74,6 +74,8 @@ struct Bench<'a> {
     /// What flags say, which is not tried.
     given: Settings,
     deadline: Instant,
+    /// Whether the time ended before the settings did.
+    is_cut_short: bool,
     duels: usize,
 }
 
@@ -101,6 +103,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
         model: &model,
         given: args.model.given(),
         deadline: Instant::now() + Duration::from_secs_f64(args.seconds),
+        is_cut_short: false,
         duels: 0,
     };
     output::note(&format!(
@@ -117,8 +120,8 @@ pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
     let folder = model.folder.path();
     let duels = bench.duels;
     let is_stored = !settings.is_default();
-    // Where nothing was tried, nothing is known to be better than what was found before.
-    let is_removed = !is_stored && duels > 0 && Settings::remove(folder)?;
+    // Where not all was tried, what was found before may still be better.
+    let is_removed = !is_stored && duels > 0 && !bench.is_cut_short && Settings::remove(folder)?;
     if is_stored {
         settings.write(folder, &gain)?;
     }
@@ -178,6 +181,7 @@ impl Bench<'_> {
             for change in kind {
                 if Instant::now() > self.deadline {
                     output::note("time is up: what is left was not tried");
+                    self.is_cut_short = true;
                     break 'kinds;
                 }
                 let settings = change(base.clone());

@@ -15,7 +15,6 @@ use candle_wick::{Engine, HumanBytes};
 use serde::{Deserialize, Serialize};
 use wick_io::READER_THREADS_MAX;
 
-use crate::args::THREADS_MAX;
 use crate::disk::Disk;
 use crate::machine::Machine;
 
@@ -113,11 +112,11 @@ impl Settings {
         if found.place != Place::of(folder) {
             return Err("it was made on another machine or disk".to_owned());
         }
-        found.settings.check()?;
+        found.settings.check(found.place.cpus)?;
         Ok(found.settings)
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self, cpus: usize) -> Result<(), String> {
         let within = |name: &str, value: Option<usize>, least: usize, most: usize| match value {
             Some(value) if !(least..=most).contains(&value) => {
                 Err(format!("its {name} is {value}, not {least} to {most}"))
@@ -126,7 +125,7 @@ impl Settings {
         };
         within("io_threads", self.io_threads, 1, READER_THREADS_MAX)?;
         within("gap_bytes", self.gap_bytes, 0, GAP_BYTES_MAX)?;
-        within("threads", self.threads, 1, THREADS_MAX)?;
+        within("threads", self.threads, 1, cpus)?;
         within("window_tokens", self.window_tokens, 1, WINDOW_TOKENS_MAX)?;
         match self.io_engine.as_deref().map(str::parse::<Engine>) {
             Some(Err(error)) => Err(error.to_string()),

@@ -80,8 +80,9 @@ pub enum Error {
     },
     /// The budget is below what the model needs at the very least.
     #[error(
-        "a budget of {} ({budget_bytes} bytes) is below the floor of {} ({floor_bytes} bytes): {breakdown}",
-        HumanBytes(*budget_bytes), HumanBytes(*floor_bytes)
+        "a budget of {} ({budget_bytes} bytes) is below the floor of {} ({floor_bytes} bytes): {breakdown}; \
+         with what moves from run to run, {} MiB will do",
+        HumanBytes(*budget_bytes), HumanBytes(*floor_bytes), floor_bytes.saturating_add(3 << 19).div_ceil(1 << 20)
     )]
     BelowFloor {
         /// The budget given.

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -38,6 +38,10 @@ pub(crate) fn open_indexed(path: &Path) -> Result<(File, TensorIndex)> {
         path: path.to_owned(),
         source,
     };
+    // Opening a pipe would wait for ever.
+    if !std::fs::metadata(path).map_err(opened)?.is_file() {
+        return Err(opened(io::Error::other("not a plain file")));
+    }
     let mut file = File::open(path).map_err(opened)?;
     let len_bytes = file.metadata().map_err(opened)?.len();
     let mut first = [0; 8];

@@ -86,10 +86,13 @@ impl TraceMetadata {
 
     /// Reads them back; the error is a reason without the file's name.
     fn parse(map: &BTreeMap<String, String>) -> std::result::Result<Self, String> {
-        let text = |key: &str| {
-            map.get(key)
-                .cloned()
-                .ok_or(format!("metadata lacks \"{key}\""))
+        let text = |key: &str| match map.get(key) {
+            // It is shown to people, whose terminal would obey it.
+            Some(text) if text.chars().any(char::is_control) => {
+                Err(format!("metadata \"{key}\" has control characters"))
+            }
+            Some(text) => Ok(text.clone()),
+            None => Err(format!("metadata lacks \"{key}\"")),
         };
         let version =
             text(VERSION_KEY).map_err(|_| "not a recorded trace (`wick trace` makes one)")?;
@@ -184,9 +187,17 @@ impl RecordedTrace {
         }
         if !widths.eq(self.intermediate_sizes.iter().copied()) {
             let (got, expected) = (self.intermediate_sizes.len(), manifest.layers.len());
-            return Err(self.error(format!(
-                "{got} layers of other widths than the model's {expected}"
-            )));
+            let widths = manifest.layers.iter().map(|layer| layer.intermediate_size);
+            let both = self.intermediate_sizes.iter().copied().zip(widths);
+            let differ = both
+                .enumerate()
+                .find(|(_, (got, expected))| got != expected);
+            return Err(self.error(match differ {
+                Some((layer, (got, expected))) => {
+                    format!("layer {layer} has {got} neurons, the model's {expected}")
+                }
+                None => format!("{got} layers, the model has {expected}"),
+            }));
         }
         Ok(())
     }
@@ -218,8 +229,15 @@ impl RecordedTrace {
             path: self.path.clone(),
             source,
         };
-        // The index has compared the length with the file's.
-        let mut bytes = vec![0; extent.len_bytes as usize];
+        // The index has compared the length with the file's; a file with holes may be longer than memory.
+        let len = extent.len_bytes as usize;
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(2 * len).map_err(|_| {
+            self.error(format!(
+                "tensor `{name}`: no memory for its {len} bytes twice"
+            ))
+        })?;
+        bytes.resize(len, 0);
         let mut file = &self.file;
         file.seek(SeekFrom::Start(extent.offset_bytes))
             .and_then(|_| file.read_exact(&mut bytes))

@@ -201,6 +201,10 @@ fn metadata_must_be_there_and_make_sense() {
         refused(&Draft::new().saying(key, None), &["lacks", key]);
     }
     refused(
+        &Draft::new().saying("model_type", Some("\x1b[31mred\x07")),
+        &["model_type", "control characters"],
+    );
+    refused(
         &Draft::new().saying("is_replayed", Some("yes")),
         &["is_replayed", "yes"],
     );

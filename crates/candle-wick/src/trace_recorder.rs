@@ -1,7 +1,8 @@
 //! Recording a trace: tokens come in one by one, the file appears at the end, whole or not at all.
 //!
 //! Ids go to a temporary file a layer beside the result, so that memory does not grow with the text but for an offset
-//! a token. The result is written as `.<name>.partial`, flushed to the disk, then renamed.
+//! a token. The result is written beside its place under a name of this process's own, flushed to the disk, then renamed. It
+//! replaces an earlier trace and nothing else.
 //!
 //! Not here: the form of the file (`recorded_trace`), running a model.
 
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use wick_format::FileLayout;
 
 use crate::error::{Error, Result};
-use crate::recorded_trace::{Part, TraceMetadata};
+use crate::recorded_trace::{Part, RecordedTrace, TraceMetadata};
 
 /// A trace on its way into a file.
 pub struct TraceRecorder {
@@ -34,13 +35,14 @@ impl TraceRecorder {
     /// A trace without tokens, of layers with `intermediate_sizes` neurons, that is to be the file `path`.
     ///
     /// # Errors
-    /// The folder of `path` cannot be written to.
+    /// The folder of `path` cannot be written to, or `path` is something else than a trace.
     pub fn create(
         path: impl AsRef<Path>,
         metadata: TraceMetadata,
         intermediate_sizes: impl IntoIterator<Item = usize>,
     ) -> Result<Self> {
         let path = path.as_ref().to_owned();
+        check_place(&path)?;
         let spool = |width: usize| {
             Ok(LayerSpool {
                 counts: vec![0; width],
@@ -172,9 +174,22 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
+/// Of this process alone: two that record into one place do not write into each other's file.
 fn partial_path(path: &Path) -> PathBuf {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    path.with_file_name(format!(".{name}.partial"))
+    path.with_file_name(format!(".wick-trace-{}.partial", std::process::id()))
+}
+
+/// Refuses what must not be replaced, before hours of work: a model's file, a text, a folder, a device.
+fn check_place(path: &Path) -> Result<()> {
+    let metadata = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found.map_err(|source| opened(path, source))?,
+    };
+    if metadata.is_file() && RecordedTrace::open(path).is_ok() {
+        return Ok(());
+    }
+    let reason = "there is something else than a trace in this place: give another name";
+    Err(refused(path, reason.to_owned()))
 }
 
 fn opened(path: &Path, source: io::Error) -> Error {

@@ -109,6 +109,8 @@ pub(crate) fn run(args: &PromptArgs) -> Result<ExitCode> {
     let ctx = subject
         .ctx_up_to(longest + DECODED)?
         .max(subject.ctx_up_to(longest)?);
+    let fits = args.tokens.iter().any(|tokens| *tokens <= ctx);
+    ensure!(fits, "no prompt fits into a context of {ctx}");
     let spec = subject.spec(&subject.options(args.memory, ctx))?;
     let mut rates = subject.rates()?;
     ctrl_c.arm();
@@ -140,8 +142,9 @@ pub(crate) fn run(args: &PromptArgs) -> Result<ExitCode> {
     if !is_stopped() {
         rates.keep_best(subject.rates()?);
     }
-    let fits = args.tokens.iter().any(|tokens| *tokens <= ctx);
-    ensure!(fits, "no prompt fits into a context of {ctx}");
+    if rows.is_empty() && is_stopped() {
+        return Ok(ExitCode::from(INTERRUPTED_STATUS));
+    }
     ensure!(!rows.is_empty(), "no prompt could be measured");
     if is_stopped() {
         status = ExitCode::from(INTERRUPTED_STATUS);

@@ -14,6 +14,8 @@ use candle_wick::{
     SelectorKind, Switches, TraceFigures,
 };
 use candle_wick_models::{LoadOptions, LoadedModel, Sampler, Sampling};
+#[cfg(target_os = "linux")]
+use rustix::process::{set_parent_process_death_signal, Signal};
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::MemoryCgroup;
@@ -253,6 +255,9 @@ impl Ids {
 
 /// The process of one row: reads what to measure, prints its figures.
 pub(crate) fn run() -> Result<ExitCode> {
+    // A bench that is killed takes its rows with it; where that cannot be had, a row ends by itself some time.
+    #[cfg(target_os = "linux")]
+    let _best_effort = set_parent_process_death_signal(Some(Signal::KILL));
     let spec: RowSpec =
         serde_json::from_reader(std::io::stdin().lock()).context("the row's specification")?;
     output::print_json(&spec.measure()?)?;

@@ -181,6 +181,10 @@ pub(crate) fn run(args: &SweepArgs) -> Result<ExitCode> {
     ctrl_c.arm();
     let is_stopped = || ctrl_c.flag().is_triggered();
     let (measured, failures) = bench.measure(&settings, &is_stopped)?;
+    if measured.is_empty() && is_stopped() {
+        return Ok(ExitCode::from(INTERRUPTED_STATUS));
+    }
+    ensure!(!measured.is_empty(), "nothing could be measured");
     if !is_stopped() {
         rates.keep_best(bench.subject.rates()?);
     }
@@ -395,7 +399,6 @@ impl Bench<'_> {
             ));
         }
         measured.retain(|setting| !setting.rounds.is_empty());
-        ensure!(!measured.is_empty(), "nothing could be measured");
         Ok((measured, failures))
     }
 

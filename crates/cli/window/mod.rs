@@ -110,7 +110,7 @@ impl fmt::Display for Rule {
 /// What is known of the trace, and what it needs.
 #[derive(Debug, Serialize)]
 struct Report {
-    path: PathBuf,
+    path: String,
     model_type: String,
     model_hash: String,
     selector: String,
@@ -272,7 +272,7 @@ impl Report {
         };
         let metadata = trace.metadata().clone();
         Self {
-            path: args.trace.clone(),
+            path: args.trace.display().to_string(),
             model_type: metadata.model_type,
             model_hash: metadata.model_hash,
             selector: metadata.selector,
