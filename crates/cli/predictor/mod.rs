@@ -4,7 +4,9 @@
 
 mod eval;
 mod fit;
+mod gate;
 mod import;
+mod quantize;
 mod train;
 
 use std::path::{Path, PathBuf};
@@ -29,6 +31,10 @@ pub(crate) struct PredictorArgs {
 enum PredictorCommand {
     /// Fit low-rank predictors on a text and write them into the model's folder
     Fit(fit::FitArgs),
+    /// Quantise the matrix that decides which neurons are active: a predictor that needs no training
+    Gate(gate::GateArgs),
+    /// Store low-rank predictors in 8 bits a weight
+    Quantize(quantize::QuantizeArgs),
     /// Train low-rank predictors on a text, starting from those that `fit` would make
     Train(train::TrainArgs),
     /// Take over predictors that PowerInfer or Deja Vu trained, and measure them on a text
@@ -64,6 +70,8 @@ impl TextArgs {
 pub(crate) fn run(args: &PredictorArgs) -> Result<ExitCode> {
     match &args.command {
         PredictorCommand::Fit(args) => fit::run(args),
+        PredictorCommand::Gate(args) => gate::run(args),
+        PredictorCommand::Quantize(args) => quantize::run(args),
         PredictorCommand::Train(args) => train::run(args),
         PredictorCommand::Import(args) => import::run(args),
         PredictorCommand::Eval(args) => eval::run(args),

@@ -16,7 +16,10 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 use rayon::ThreadPool;
-use wick_kernels::{dot_rows, isa_name, read_plain, read_streams, Accumulator, WeightDtype};
+use wick_kernels::{
+    dot_rows, isa_name, packed_groups, read_plain, read_streams, Accumulator, PackedBits,
+    PackedRows, WeightDtype,
+};
 
 /// Asks for an instruction set (see `kernels.rs`).
 const ISA_VARIABLE: &str = "WICK_ISA";
@@ -26,7 +29,12 @@ const ISAS: [&str; 2] = ["avx2+fma+f16c", "avx512f"];
 
 const PASSES: usize = 5;
 
-const DTYPES: [WeightDtype; 3] = [WeightDtype::F32, WeightDtype::F16, WeightDtype::Bf16];
+const DTYPES: [WeightDtype; 4] = [
+    WeightDtype::F32,
+    WeightDtype::F16,
+    WeightDtype::Bf16,
+    WeightDtype::I8,
+];
 
 /// What to run.
 struct Plan {
@@ -74,7 +82,7 @@ fn measure(plan: &Plan) {
     if !isa_name().starts_with(&asked) {
         return println!("{asked}: not on this machine");
     }
-    // Small patterns: valid, finite numbers in all three types.
+    // Small patterns: valid, finite numbers in all types.
     let mut bytes = vec![0x11u8; plan.buffer_bytes];
     bytes
         .iter_mut()
@@ -93,6 +101,11 @@ fn measure(plan: &Plan) {
         for dtype in DTYPES {
             for pool in &pools {
                 pool.install(|| dense(&bytes, shape, dtype));
+            }
+        }
+        for bits in PackedBits::ALL {
+            for pool in &pools {
+                pool.install(|| packed(&bytes, shape, bits));
             }
         }
     }
@@ -129,6 +142,40 @@ fn dense(bytes: &[u8], (rows, width): (usize, usize), dtype: WeightDtype) {
         "| [{rows}, {width}] | {} | {threads} | {figures} |",
         dtype.name()
     );
+}
+
+/// One line: packed rows with one token, all matrices in the buffer. Scales lie elsewhere and are not counted.
+fn packed(bytes: &[u8], (rows, width): (usize, usize), bits: PackedBits) {
+    let row_bytes = bits.row_bytes(width);
+    let matrix_bytes = rows * row_bytes;
+    let matrices = bytes.len() / matrix_bytes;
+    let scales = vec![0x3c; 2 * rows * packed_groups(width)];
+    let x = vec![0.5f32; width];
+    let mut out = vec![0f32; rows];
+    let turns = Turns::of(matrices, |i| {
+        let matrix = |turn: usize| {
+            let matrix = (i + turn * matrices / 3) % matrices;
+            &bytes[matrix * matrix_bytes..][..matrix_bytes]
+        };
+        let row_of = |turn: usize| {
+            let matrix = matrix(turn);
+            move |r: usize| &matrix[r * row_bytes..][..row_bytes]
+        };
+        let plain = seconds(|| read(rows, row_of(0), read_one_by_one));
+        let best = seconds(|| read(rows, row_of(1), read_streams));
+        let weights = matrix(2);
+        let packed = PackedRows {
+            bits,
+            weights,
+            scales: &scales,
+        };
+        let product = seconds(|| packed.dot(&x, 1, &mut out));
+        black_box(&out);
+        [plain, best, product]
+    });
+    let threads = rayon::current_num_threads();
+    let (count, figures) = (bits.count(), turns.figures(matrix_bytes));
+    println!("| [{rows}, {width}] | {count} bits | {threads} | {figures} |");
 }
 
 /// Two lines: dots with, and sums of, rows that lie anywhere.

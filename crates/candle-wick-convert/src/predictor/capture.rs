@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use candle::{Device, Tensor};
+use candle_wick::PredictorInput;
 use candle_wick_models::LoadedModel;
 
 use crate::ConvertError;
@@ -23,21 +24,32 @@ struct Sink {
 }
 
 impl Capture {
-    /// Runs the model over `ids` in blocks of its context and keeps what each FFN sees, in files in `folder`.
+    /// Runs the model over `ids` in blocks of its context and keeps each layer's inputs of `kind`, in files in `folder`.
     pub(super) fn record(
         model: &mut LoadedModel,
         folder: &Path,
         ids: &[u32],
+        kind: PredictorInput,
         progress: &dyn Fn(usize),
     ) -> Result<Self, ConvertError> {
-        Self::around(model, folder, ids.len(), |model| run(model, ids, progress))
+        let over = |model: &mut LoadedModel| run(model, ids, progress);
+        Self::of_kind(model, folder, (kind, ids.len()), over)
     }
 
-    /// As [`Self::record`], where `run` takes the model over `tokens` tokens.
+    /// What each FFN sees while `run` takes the model over `tokens` tokens.
     pub(super) fn around(
         model: &mut LoadedModel,
         folder: &Path,
         tokens: usize,
+        run: impl FnOnce(&mut LoadedModel) -> Result<(), ConvertError>,
+    ) -> Result<Self, ConvertError> {
+        Self::of_kind(model, folder, (PredictorInput::FfnInput, tokens), run)
+    }
+
+    fn of_kind(
+        model: &mut LoadedModel,
+        folder: &Path,
+        (kind, tokens): (PredictorInput, usize),
         run: impl FnOnce(&mut LoadedModel) -> Result<(), ConvertError>,
     ) -> Result<Self, ConvertError> {
         let io = |source| ConvertError::io(folder, "write captured inputs to")(source);
@@ -55,9 +67,9 @@ impl Capture {
             let sink = sink.clone();
             Box::new(move |layer: usize, rows: &[f32]| lock(&sink).write(layer, rows))
         };
-        model.record_ffn_inputs(Some(recorder));
+        model.record_inputs(kind, Some(recorder));
         let ran = run(model);
-        model.record_ffn_inputs(None);
+        model.record_inputs(kind, None);
         ran?;
         lock(&sink).finish().map_err(io)?;
         Ok(Self { files, tokens })

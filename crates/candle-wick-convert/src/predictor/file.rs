@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use candle_wick::PredictorMetadata;
@@ -13,6 +15,9 @@ use wick_format::{
 
 use crate::output::OutputFolder;
 use crate::ConvertError;
+
+/// Bytes copied at a time.
+const COPY_BYTES: usize = 1 << 20;
 
 /// A tensor of a layer's predictor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,18 +83,13 @@ pub(crate) fn write(
     specs: &[TensorSpec],
     content: &dyn Fn(usize) -> Result<Vec<u8>, ConvertError>,
 ) -> Result<u64, ConvertError> {
-    let mut all_specs = specs.to_vec();
+    let layout = lay_out(path, metadata, specs)?;
     let mut sources = BTreeMap::new();
     for (index, spec) in specs.iter().enumerate() {
         let blocks =
             ChecksumBlocks::of(&spec.shape, spec.dtype).map_err(ConvertError::format(path))?;
-        let name = ChecksumBlocks::tensor_name(&spec.name);
-        let shape = [blocks.block_count()];
-        all_specs.push(TensorSpec::new(name, StoredDtype::U32, &shape));
         sources.insert(spec.name.as_str(), (index, blocks));
     }
-    let layout =
-        FileLayout::new(&all_specs, &metadata.to_map()).map_err(ConvertError::format(path))?;
     let (folder, name) = place(path)?;
     let output = OutputFolder::open(folder)?;
     output.check_room(layout.total_bytes())?;
@@ -112,8 +112,68 @@ pub(crate) fn write(
     Ok(entry.size_bytes)
 }
 
+/// Writes the file at `source` again as `path`, the same tensors `specs` under other metadata; gives its size.
+pub(crate) fn write_again(
+    source: &Path,
+    path: &Path,
+    metadata: &PredictorMetadata,
+    specs: &[TensorSpec],
+) -> Result<u64, ConvertError> {
+    let layout = lay_out(path, metadata, specs)?;
+    let read = ConvertError::io(source, "read");
+    let open = || -> io::Result<(File, u64, u64)> {
+        let mut file = File::open(source)?;
+        let mut header_bytes = [0; 8];
+        file.read_exact(&mut header_bytes)?;
+        let data_start = u64::from_le_bytes(header_bytes).saturating_add(8);
+        let len_bytes = file.metadata()?.len();
+        file.seek(SeekFrom::Start(data_start))?;
+        Ok((file, data_start, len_bytes))
+    };
+    let (mut file, data_start, len_bytes) = open().map_err(read)?;
+    let data_bytes = layout.total_bytes() - layout.header_bytes().len() as u64;
+    if len_bytes.checked_sub(data_start) != Some(data_bytes) {
+        let problem = format!("has not the {data_bytes} bytes of tensors that were written");
+        return Err(ConvertError::checkpoint(source, problem));
+    }
+    let (folder, name) = place(path)?;
+    let output = OutputFolder::open(folder)?;
+    output.check_room(layout.total_bytes())?;
+    let entry = output.write_file(name, layout.total_bytes(), |out| {
+        out.write(layout.header_bytes())?;
+        let mut buffer = vec![0; COPY_BYTES.min(data_bytes as usize)];
+        let mut left = data_bytes as usize;
+        while left > 0 {
+            let piece = &mut buffer[..COPY_BYTES.min(left)];
+            let filled = file.read_exact(piece);
+            filled.map_err(ConvertError::io(source, "read"))?;
+            out.write(piece)?;
+            left -= piece.len();
+        }
+        Ok(())
+    })?;
+    Ok(entry.size_bytes)
+}
+
+/// Where the tensors `specs` and their checksums lie in a file at `path`.
+fn lay_out(
+    path: &Path,
+    metadata: &PredictorMetadata,
+    specs: &[TensorSpec],
+) -> Result<FileLayout, ConvertError> {
+    let mut all_specs = specs.to_vec();
+    for spec in specs {
+        let blocks =
+            ChecksumBlocks::of(&spec.shape, spec.dtype).map_err(ConvertError::format(path))?;
+        let name = ChecksumBlocks::tensor_name(&spec.name);
+        let shape = [blocks.block_count()];
+        all_specs.push(TensorSpec::new(name, StoredDtype::U32, &shape));
+    }
+    FileLayout::new(&all_specs, &metadata.to_map()).map_err(ConvertError::format(path))
+}
+
 /// The folder that `path` is in, and its name there.
-fn place(path: &Path) -> Result<(&Path, &str), ConvertError> {
+pub(super) fn place(path: &Path) -> Result<(&Path, &str), ConvertError> {
     let name = path.file_name().and_then(OsStr::to_str);
     let name = name.ok_or_else(|| ConvertError::output(path, "is no name for a file"))?;
     let folder = path.parent().filter(|folder| *folder != Path::new(""));

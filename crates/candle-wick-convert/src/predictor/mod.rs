@@ -8,12 +8,15 @@
 
 mod capture;
 mod cost;
+mod draft;
 mod evaluate;
 mod factor;
 pub(crate) mod file;
 mod foreign;
+mod gate;
 mod import;
 mod labels;
+mod quantize;
 mod record;
 mod start;
 mod tally;
@@ -37,7 +40,9 @@ use capture::Capture;
 pub use evaluate::{evaluate, Evaluation, LayerEvaluation};
 use factor::Factors;
 use file::Part;
+pub use gate::{gate, GateReport};
 pub use import::{import, ImportOptions, ImportReport};
+pub use quantize::{quantize, QuantizeReport};
 pub use tally::{Bin, Quality};
 pub use threshold::LayerQuality;
 use threshold::Truth;
@@ -106,9 +111,10 @@ pub fn fit(
     options: &FitOptions,
     progress: &dyn Fn(FitProgress),
 ) -> Result<FitReport, ConvertError> {
-    if !(options.recall > 0.0 && options.recall <= 1.0) || options.rank == 0 {
-        let problem = "needs a rank of at least 1 and a recall above 0, at most 1";
-        return Err(problem_with(model, problem.to_owned()));
+    check_recall(model, options)?;
+    if options.rank == 0 {
+        let problem = "needs a rank of at least 1".to_owned();
+        return Err(problem_with(model, problem));
     }
     let texts = [text.to_owned()];
     let observed = Observed::on(model, &texts, options, progress)?;
@@ -143,6 +149,18 @@ pub fn fit(
         tokens,
         layers,
     })
+}
+
+/// Refuses a recall that no threshold can be chosen by.
+fn check_recall(model: &Path, options: &FitOptions) -> Result<(), ConvertError> {
+    if options.recall > 0.0 && options.recall <= 1.0 {
+        return Ok(());
+    }
+    let problem = format!(
+        "needs a recall above 0, at most 1, and not {}",
+        options.recall
+    );
+    Err(problem_with(model, problem))
 }
 
 /// Measures the predictors in the model's folder on `text`; of `options`, rank and recall play no part.
@@ -251,14 +269,20 @@ impl Observed {
         }
         let ids = ids_of(path, texts, model.ctx(), options.tokens)?;
         let (tokens, done) = (ids.len(), std::cell::Cell::new(0));
-        let capture = Capture::record(&mut model, path, &ids, &|tokens_more| {
-            done.set(done.get() + tokens_more);
-            progress(FitProgress {
-                step: "tokens",
-                done: done.get(),
-                total: tokens,
-            });
-        })?;
+        let capture = Capture::record(
+            &mut model,
+            path,
+            &ids,
+            PredictorInput::FfnInput,
+            &|tokens_more| {
+                done.set(done.get() + tokens_more);
+                progress(FitProgress {
+                    step: "tokens",
+                    done: done.get(),
+                    total: tokens,
+                });
+            },
+        )?;
         Ok(Self {
             model,
             capture,

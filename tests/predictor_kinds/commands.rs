@@ -1,0 +1,225 @@
+//! The commands that make predictors of other kinds, and those that are told to use them.
+
+use std::path::Path;
+use std::process::Command;
+
+use candle_wick::{FlashFolder, IoOptions, PredictorForm};
+use serde_json::Value;
+
+use super::file::metadata_of;
+use super::text;
+use crate::demo::{assets, demo};
+
+fn wick(words: &[&str]) -> (bool, String, String) {
+    let program = env!("CARGO_BIN_EXE_wick");
+    let output = Command::new(program).args(words).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (
+        output.status.success(),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
+fn json(words: &[&str]) -> Value {
+    let (is_success, stdout, stderr) = wick(&[words, &["--json"]].concat());
+    assert!(is_success, "{words:?}: {stderr}");
+    serde_json::from_str(&stdout).unwrap()
+}
+
+fn refused(words: &[&str], reasons: &[&str]) {
+    let (is_success, _, stderr) = wick(words);
+    assert!(!is_success, "{words:?}");
+    assert_eq!(stderr.trim_end().lines().count(), 1, "{stderr}");
+    assert!(
+        reasons.iter().all(|reason| stderr.contains(reason)),
+        "{stderr}"
+    );
+}
+
+fn mean(report: &Value, key: &str) -> f64 {
+    let layers = report["layers"].as_array().unwrap();
+    let values = layers.iter().map(|layer| layer[key].as_f64().unwrap());
+    values.sum::<f64>() / layers.len() as f64
+}
+
+/// What a file says and what the model is told about it.
+fn check_use(folder: &Path, file: &Path, selector: &str, bits: u64, made_by: &str) {
+    let (folder, file) = (text(folder), text(file));
+    let flags = ["--predictors", file];
+    let plan = json(&[&["plan", folder][..], &flags].concat());
+    assert_eq!(plan["selector"], selector);
+    let used = &plan["predictors"];
+    assert_eq!(used["form"], selector);
+    assert_eq!(used["bits"], bits);
+    assert_eq!(used["input"], "ffn_input");
+    let said = used["made_by"].as_str().unwrap();
+    assert!(said.contains(made_by), "{said}");
+    let lines = plan["lines"].as_array().unwrap();
+    let line = lines
+        .iter()
+        .find(|line| line["label"] == "predictors")
+        .unwrap();
+    assert_eq!(line["bytes"], used["bytes"]);
+    let inspection = json(&[&["inspect", folder][..], &flags].concat());
+    assert_eq!(&inspection["predictors"], used);
+    for command in ["plan", "inspect"] {
+        let (_, said, _) = wick(&[&[command, folder][..], &flags].concat());
+        let wanted = format!("{selector}, {bits} bits, of ffn_input");
+        assert!(said.contains(&wanted), "{said}");
+    }
+    let ids = ["--ids", "1765,352,260,2272"];
+    json(&[&["score", folder][..], &flags, &ids].concat());
+    let other = if selector == "gate" {
+        "lowrank"
+    } else {
+        "gate"
+    };
+    let words = [&["score", folder, "--selector", other][..], &flags, &ids].concat();
+    refused(&words, &[other, selector, file]);
+}
+
+/// On the small model: the more bits, the fewer neurons for the same recall; fewer than half of them, and no folder is
+/// touched.
+#[test]
+fn gates_are_made_and_used() {
+    let folder = demo();
+    let out = tempfile::tempdir().unwrap();
+    let own = std::fs::read(folder.path().join("predictors.safetensors")).unwrap();
+    let calibration = assets().join("heldout.txt");
+    let mut selected = Vec::new();
+    for bits in ["4", "2", "1"] {
+        let file = out.path().join(format!("gate-{bits}.safetensors"));
+        let words = [
+            "predictor",
+            "gate",
+            text(folder.path()),
+            "--text-file",
+            text(&calibration),
+            "--bits",
+            bits,
+            "--tokens",
+            "8192",
+            "--out",
+            text(&file),
+        ];
+        let report = json(&words);
+        assert_eq!(report["bits"].to_string(), bits);
+        assert_eq!(report["bytes"], std::fs::metadata(&file).unwrap().len());
+        let recall = mean(&report, "recall");
+        assert!((0.94..1.0).contains(&recall), "{bits} bits: {recall}");
+        selected.push(mean(&report, "selected_fraction"));
+        let made_by = format!("quantised to {bits} bits");
+        check_use(
+            folder.path(),
+            &file,
+            "gate",
+            bits.parse().unwrap(),
+            &made_by,
+        );
+    }
+    assert!(
+        selected[0] < selected[1] && selected[1] < selected[2],
+        "{selected:?}"
+    );
+    assert!(selected[2] < 0.5, "{selected:?}");
+    let after = std::fs::read(folder.path().join("predictors.safetensors")).unwrap();
+    assert!(own == after, "the folder's own predictors were touched");
+    // Nothing is left beside what was asked for.
+    assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 3);
+}
+
+#[test]
+fn low_rank_pairs_are_quantised_and_used() {
+    let folder = demo();
+    let out = tempfile::tempdir().unwrap();
+    let heldout = assets().join("heldout.txt");
+    let file = out.path().join("pair.safetensors");
+    let words = [
+        "predictor",
+        "quantize",
+        text(folder.path()),
+        "--text-file",
+        text(&heldout),
+        "--tokens",
+        "8192",
+        "--out",
+        text(&file),
+    ];
+    let report = json(&words);
+    let dram_bytes = |at: usize| report["dram_bytes"][at].as_f64().unwrap();
+    let share = dram_bytes(1) / dram_bytes(0);
+    assert!((0.45..0.7).contains(&share), "{share}");
+    let recall = mean(&report, "recall");
+    assert!((0.94..1.0).contains(&recall), "{recall}");
+    // What half a level costs is hardly anything.
+    let opened = FlashFolder::open(folder.path(), IoOptions::default()).unwrap();
+    let before = opened.predictors().unwrap().unwrap();
+    let before = candle_wick::PredictorMetadata::mean(&before.selected_fraction);
+    let after = mean(&report, "selected_fraction");
+    assert!(
+        (after - f64::from(before)).abs() < 0.04,
+        "{before}, {after}"
+    );
+    check_use(folder.path(), &file, "lowrank", 8, "quantised to 8 bits");
+    assert_eq!(metadata_of(&file)["form"], PredictorForm::LowRank.name());
+    // Once is enough.
+    let words = [
+        "predictor",
+        "quantize",
+        text(folder.path()),
+        "--text-file",
+        text(&heldout),
+        "--predictors",
+        text(&file),
+    ];
+    refused(&words, &["8 bits already", "pair.safetensors"]);
+}
+
+#[test]
+fn what_cannot_be_made_is_refused_in_a_sentence() {
+    let folder = demo();
+    let heldout = assets().join("heldout.txt");
+    let gate = [
+        "predictor",
+        "gate",
+        text(folder.path()),
+        "--text-file",
+        text(&heldout),
+    ];
+    let (is_success, _, stderr) = wick(&[&gate[..], &["--bits", "3"]].concat());
+    assert!(!is_success && stderr.contains("4, 2 or 1"), "{stderr}");
+    let nowhere = folder.path().join("tokenizer.json/gate.safetensors");
+    refused(
+        &[&gate[..], &["--tokens", "5120", "--out", text(&nowhere)]].concat(),
+        &["tokenizer.json"],
+    );
+    refused(
+        &["predictor", "gate", "demo", "--text-file", text(&heldout)],
+        &["demo"],
+    );
+    refused(
+        &[
+            "predictor",
+            "quantize",
+            "demo",
+            "--text-file",
+            text(&heldout),
+        ],
+        &["demo"],
+    );
+    std::fs::remove_file(folder.path().join("predictors.safetensors")).unwrap();
+    let quantize = [
+        "predictor",
+        "quantize",
+        text(folder.path()),
+        "--text-file",
+        text(&heldout),
+    ];
+    refused(&quantize, &["no predictors"]);
+    let missing = folder.path().join("none.safetensors");
+    refused(
+        &[&quantize[..], &["--predictors", text(&missing)]].concat(),
+        &["none.safetensors"],
+    );
+}
