@@ -335,6 +335,7 @@ fn ffn_output(model: &LoadedModel, index: usize, x: &[f32]) -> Vec<f32> {
 fn guesses_change_nothing_whatever_they_look_at() {
     let case = Case::of("opt-pre-ln");
     for input in INPUTS {
+        let mut guessed = 0;
         for (what, predictors) in case.kinds(input) {
             let folder = case.with(&predictors).unwrap();
             let run = |lookahead| {
@@ -351,9 +352,11 @@ fn guesses_change_nothing_whatever_they_look_at() {
             };
             let (without, none) = run(Lookahead::Off);
             let (with, some) = run(Lookahead::Always);
-            assert!(none == 0 && some > 0, "{what}: {none}, {some}");
-            assert!(without == with, "{what}");
+            assert!(none == 0 && without == with, "{what}");
+            guessed += some;
         }
+        // Some select more than there are slots, and are not guessed for.
+        assert!(guessed > 0, "{input}");
     }
 }
 

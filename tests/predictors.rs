@@ -51,9 +51,9 @@ fn short_text(folder: &Path) -> PathBuf {
 }
 
 /// Options with which training takes seconds.
-const QUICK: [&str; 13] = [
+const QUICK: [&str; 11] = [
     "--tokens",
-    "6000",
+    "4000",
     "--rank",
     "12",
     "--last-layers",
@@ -61,8 +61,6 @@ const QUICK: [&str; 13] = [
     "--last-rank",
     "24",
     "--keep-rank",
-    "--epochs",
-    "2",
     "--learning-rate",
     "0.004",
 ];
@@ -96,7 +94,8 @@ fn a_trained_pair_selects_less_for_the_same_recall() {
     let before = fs::read(folder.path().join("predictors.safetensors")).unwrap();
     // Two files are one text.
     let heldout = assets().join("heldout.txt");
-    let words = train(folder.path(), &[&short, &heldout], &["--out", text(&out)]);
+    let more = ["--epochs", "2", "--out", text(&out)];
+    let words = train(folder.path(), &[&short, &heldout], &more);
     let report = json(&words);
     let layers = &report["layers"];
     let ranks: Vec<u64> = layers
@@ -146,7 +145,7 @@ fn a_trained_pair_selects_less_for_the_same_recall() {
 
 /// The bytes of `out` after training, undisturbed.
 fn trained_bytes(folder: &Path, short: &Path, out: &Path, more: &[&str]) -> Vec<u8> {
-    let more = [&["--out", text(out)], more].concat();
+    let more = [&["--epochs", "1", "--out", text(out)], more].concat();
     let words: Vec<String> = train(folder, &[short], &more)
         .iter()
         .map(|word| word.to_string())
@@ -170,7 +169,7 @@ fn a_killed_training_goes_on_to_the_same_bytes_and_another_seed_to_others() {
     assert!(!out(".a.safetensors.training").exists());
     let killed = out("b.safetensors");
     let work = out(".b.safetensors.training");
-    let more = ["--out", text(&killed)];
+    let more = ["--epochs", "1", "--out", text(&killed)];
     let words = train(folder.path(), &[&short], &more);
     let mut child = Command::new(env!("CARGO_BIN_EXE_wick"))
         .args(&words)
@@ -226,7 +225,8 @@ fn thresholds_are_swept_and_the_first_is_written() {
         short_text(folder.path()),
         folder.path().join("t.safetensors"),
     );
-    let more = ["--threshold", "0.5,0.3,0.7", "--out", text(&out)];
+    let thresholds = ["--threshold", "0.5,0.3,0.7"];
+    let more = [&thresholds[..], &["--epochs", "1", "--out", text(&out)]].concat();
     let report = json(&train(folder.path(), &[&short], &more));
     let of = |at: usize, key: &str| {
         mean(&report["layers"], |layer| {
@@ -280,7 +280,9 @@ fn what_cannot_be_trained_is_refused() {
         ["--learning-rate", "0"],
         ["--target-recall", "0"],
     ] {
-        refused(&train(folder.path(), &[&short], &more), &["invalid value"]);
+        let words = ["predictor", "train", text(folder.path())];
+        let words = [&words[..], &["--text-file", text(&short)], &more].concat();
+        refused(&words, &["invalid value"]);
     }
     assert!(!folder
         .path()

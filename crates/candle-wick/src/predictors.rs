@@ -112,6 +112,13 @@ impl PredictorMetadata {
             Ok(values)
         };
         let list = |key: &str| numbers(key, 1);
+        // First of all: of another model, nothing else need fit.
+        let (made_for, here) = (text("model_hash")?, manifest.neurons_hash());
+        if made_for != here {
+            return Err(format!(
+                "made for model {made_for}, this one is {here}: make them again"
+            ));
+        }
         let windows = match map.contains_key("union_by_window") {
             false => None,
             true => Some(windows(
@@ -120,7 +127,7 @@ impl PredictorMetadata {
             )),
         };
         let metadata = Self {
-            model_hash: text("model_hash")?,
+            model_hash: made_for,
             form: match map.get("form") {
                 None => PredictorForm::LowRank,
                 Some(name) => kind(name)?,
@@ -134,12 +141,6 @@ impl PredictorMetadata {
             union_fraction: list("union_fraction")?,
             windows,
         };
-        if metadata.model_hash != manifest.neurons_hash() {
-            let (made_for, here) = (&metadata.model_hash, manifest.neurons_hash());
-            return Err(format!(
-                "made for model {made_for}, this one is {here}: fit them again"
-            ));
-        }
         if metadata.form == PredictorForm::Gate && metadata.between != Between::None {
             let between = metadata.between;
             return Err(format!(

@@ -49,7 +49,7 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "VALUES", value_delimiter = ',', value_parser = probability)]
     threshold: Vec<f64>,
 
-    /// Times that the text is gone through at most; 0 writes the closed form
+    /// Times that the text is gone through at most; 0 leaves the start as it is
     #[arg(long, value_name = "COUNT", default_value_t = TrainOptions::default().epochs, value_parser = count)]
     epochs: usize,
 

@@ -108,6 +108,11 @@ impl Draft {
         Ok(counts.quality(threshold))
     }
 
+    /// The model's folder with the predictors.
+    pub(super) fn folder(&self) -> &FlashFolder {
+        &self.folder
+    }
+
     /// What the predictors take in DRAM.
     pub(super) fn dram_bytes(&self) -> u64 {
         self.folder.predictor_bytes()

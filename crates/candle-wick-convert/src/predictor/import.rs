@@ -12,12 +12,11 @@ use candle_wick::{
 use candle_wick_models::{Interrupt, LoadOptions, LoadedModel};
 use serde::Serialize;
 
+use super::draft::Draft;
 use super::foreign::Foreign;
 use super::record::Record;
 use super::threshold::Counts;
-use super::{file, problem_with, FitProgress, LayerQuality};
-use crate::output::partial_name;
-use crate::source::file_name;
+use super::{problem_with, FitProgress, LayerQuality};
 use crate::ConvertError;
 
 /// How to import.
@@ -79,7 +78,7 @@ pub fn import(
     let input = input.unwrap_or_else(|| foreign.maker.input(&manifest.model_type));
     let threshold = options.threshold.unwrap_or(foreign.threshold);
     let everywhere = |value| vec![value; manifest.layers.len()];
-    let mut metadata = PredictorMetadata {
+    let metadata = PredictorMetadata {
         model_hash: manifest.neurons_hash().to_owned(),
         form: PredictorForm::LowRank,
         input,
@@ -96,16 +95,9 @@ pub fn import(
     let content = |index| foreign.content(index);
     let out = options.out.clone();
     let out = out.unwrap_or_else(|| model.join(PREDICTORS_FILE));
-    let unmeasured =
-        Unmeasured(out.with_file_name(partial_name(&format!("{}.unmeasured", file_name(&out)))));
-    file::write(&unmeasured.0, &metadata, &specs, &content)?;
-    let layers = measure(model, &unmeasured.0, ids, threshold, options, progress)?;
-    let of = |value: fn(&LayerQuality) -> f32| layers.iter().map(value).collect();
-    metadata.recall = of(|quality| quality.recall);
-    metadata.selected_fraction = of(|quality| quality.selected_fraction);
-    metadata.union_fraction = of(|quality| quality.union_fraction);
-    metadata.windows = Some(layers.iter().map(|quality| quality.windows).collect());
-    let bytes = file::write(&out, &metadata, &specs, &content)?;
+    let draft = Draft::write(model, &out, metadata, specs, &content)?;
+    let layers = measure(draft.folder(), ids, threshold, options, progress)?;
+    let bytes = draft.finish(&out, &layers)?;
     Ok(ImportReport {
         path: out,
         bytes,
@@ -118,32 +110,21 @@ pub fn import(
     })
 }
 
-/// A file that is there while it is measured.
-struct Unmeasured(PathBuf);
-
-impl Drop for Unmeasured {
-    fn drop(&mut self) {
-        let _never_written = std::fs::remove_file(&self.0);
-    }
-}
-
-/// What the predictors in the file `predictors` are worth when `model` runs with them.
+/// What the predictors in `folder` are worth when its model runs with them.
 fn measure(
-    model: &Path,
-    predictors: &Path,
+    folder: &FlashFolder,
     ids: &[u32],
     threshold: f32,
     options: &ImportOptions,
     progress: &dyn Fn(FitProgress),
 ) -> Result<Vec<LayerQuality>, ConvertError> {
-    let folder = FlashFolder::open_with(model, IoOptions::default(), Some(predictors));
     let load = LoadOptions {
         selector: Some(SelectorKind::LowRank),
         memory: options.memory,
         interrupt: options.interrupt.clone(),
         ..LoadOptions::default()
     };
-    let mut model = LoadedModel::load(folder.map_err(candle_wick_models::Error::from)?, &load)?;
+    let mut model = LoadedModel::load(folder.clone(), &load)?;
     let record = Record::of(&mut model, ids, progress)?;
     let activation = model.activation();
     let layers = model.folder().manifest().layers.iter().enumerate();
