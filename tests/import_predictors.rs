@@ -114,11 +114,22 @@ fn powerinfer_for_falcon_sees_the_layers_input() {
 fn input_and_threshold_can_be_told() {
     let (model, _, usual) = imported("powerinfer-opt");
     let out = model.path().join("other.safetensors");
-    let more = ["--input", "ffn_input", "--threshold", "-0.5", "--out", text(&out), "--json"];
+    let more = [
+        "--input",
+        "ffn_input",
+        "--threshold",
+        "-0.5",
+        "--out",
+        text(&out),
+        "--json",
+    ];
     let output = import(model.path(), &files("powerinfer-opt"), "1,2,3,4,5,6", &more);
     assert!(output.status.success(), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&report["input"], &report["path"]), (&"ffn_input".into(), &text(&out).into()));
+    assert_eq!(
+        (&report["input"], &report["path"]),
+        (&"ffn_input".into(), &text(&out).into())
+    );
     assert_eq!(report["layers"][0]["threshold"], -0.5);
     assert_eq!(usual["layers"][0]["threshold"], 0.125);
     let selected = |report: &Value| report["layers"][1]["selected_fraction"].as_f64().unwrap();
@@ -136,7 +147,10 @@ fn refused(spoil: impl Fn(&Path), parts: &[&str]) {
     let output = import(model.path(), folder.path(), "1,2,3", &[]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success(), "{parts:?}");
-    assert!(parts.iter().all(|part| said.contains(part)), "{parts:?}: {said}");
+    assert!(
+        parts.iter().all(|part| said.contains(part)),
+        "{parts:?}: {said}"
+    );
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(!model.path().join("predictors.safetensors").exists());
     assert_eq!(leftovers(model.path()), [""; 0]);
@@ -148,8 +162,12 @@ fn put(from: &Path, folder: &Path, name: &str) {
 
 #[test]
 fn other_layers_than_the_models_are_refused() {
-    let remove = |name: &'static str| move |folder: &Path| fs::remove_file(folder.join(name)).unwrap();
-    refused(remove("model_1.pt"), &["no predictor for layer 1 of the model's 3"]);
+    let remove =
+        |name: &'static str| move |folder: &Path| fs::remove_file(folder.join(name)).unwrap();
+    refused(
+        remove("model_1.pt"),
+        &["no predictor for layer 1 of the model's 3"],
+    );
     let add = |name: &'static str| {
         move |folder: &Path| put(&files("powerinfer-opt/model_0.pt"), folder, name)
     };
@@ -168,7 +186,8 @@ fn other_layers_than_the_models_are_refused() {
 fn other_tensors_than_the_layers_are_refused() {
     let replace = |with: PathBuf| move |folder: &Path| put(&with, folder, "model_1.pt");
     let checkpoint = |name: &str| {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/wick-checkpoint/tests/files");
+        let folder =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/wick-checkpoint/tests/files");
         folder.join(name)
     };
     let width = ["model_1.pt", "`fc1.weight`", "[4, 32]", "[rank, 64]"];
@@ -180,7 +199,10 @@ fn other_tensors_than_the_layers_are_refused() {
     let maker = ["model_1.pt", "Deja Vu", "PowerInfer"];
     refused(replace(files("deja-vu-opt/c4_layer1_0.97-0.41.pt")), &maker);
     refused(replace(checkpoint("zip-runs.pt")), &["model_1.pt"]);
-    refused(|folder| fs::write(folder.join("model_1.pt"), "PK").unwrap(), &["model_1.pt"]);
+    refused(
+        |folder| fs::write(folder.join("model_1.pt"), "PK").unwrap(),
+        &["model_1.pt"],
+    );
 }
 
 #[test]
@@ -201,7 +223,10 @@ fn numbers_that_are_none_are_refused() {
         }
     };
     for value in ["\"high\"", "1e300", "null"] {
-        refused(threshold(value), &["config.json", "sparse_threshold", "a number"]);
+        refused(
+            threshold(value),
+            &["config.json", "sparse_threshold", "a number"],
+        );
     }
     refused(threshold(""), &["config.json", "no JSON"]);
 }

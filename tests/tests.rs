@@ -15,6 +15,7 @@ mod failures;
 mod fixtures;
 mod heads;
 mod hub;
+mod import_predictors;
 mod predictor_kinds;
 mod predictors;
 mod prompt_bench;
