@@ -270,11 +270,13 @@ mod tests {
             .err()
             .unwrap();
         assert!(error.to_string().contains("no/such/a.trace"), "{error}");
-        // A folder stands where the file should go.
+        // A folder stands where the file should go: from the start, and since then.
+        let recorder = TraceRecorder::create(&path, metadata(), [5]).unwrap();
         fs::create_dir_all(path.join("x")).unwrap();
-        let taken = TraceRecorder::create(&path, metadata(), [5]).unwrap();
-        let error = taken.finish().unwrap_err().to_string();
-        assert!(error.contains("a.trace"), "{error}");
+        let early = TraceRecorder::create(&path, metadata(), [5]).err().unwrap();
+        assert!(early.to_string().contains("something else"), "{early}");
+        let late = recorder.finish().unwrap_err().to_string();
+        assert!(late.contains("a.trace"), "{late}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }
