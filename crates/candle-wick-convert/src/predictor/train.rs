@@ -70,7 +70,7 @@ impl Default for TrainOptions {
             last_layers: 4,
             last_rank: 1024,
             keep_rank: false,
-            epochs: 6,
+            epochs: 4,
             batch_tokens: 256,
             learning_rate: 2e-3,
             seed: 1,
