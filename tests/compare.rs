@@ -1,5 +1,7 @@
 //! `wick compare`: both texts as `wick run` writes them, and what both thought where they part.
 
+use std::path::Path;
+
 use serde_json::Value;
 
 use crate::demo::{assets, demo};
@@ -9,6 +11,14 @@ use crate::support::{converted, fixture};
 fn ids(value: &Value) -> Vec<u64> {
     let ids = value.as_array().unwrap().iter();
     ids.map(|id| id.as_u64().unwrap()).collect()
+}
+
+/// Of the last of these ids, after those before it.
+fn last_logprob(folder: &Path, ids: &str, selector: &str) -> f64 {
+    let words = ["--ids", ids, "--selector", selector];
+    let score = object(&["score"], folder, &words);
+    let logprobs = score["logprobs"].as_array().unwrap();
+    logprobs.last().unwrap().as_f64().unwrap()
 }
 
 #[test]
@@ -69,15 +79,7 @@ fn texts_are_those_of_run_and_probabilities_those_of_score() {
             ("probability_dense", "dense"),
             ("probability_sparse", "lowrank"),
         ] {
-            let words = ["--ids", &list.join(","), "--selector", selector];
-            let score = object(&["score"], folder, &words);
-            let logprob = score["logprobs"]
-                .as_array()
-                .unwrap()
-                .last()
-                .unwrap()
-                .as_f64()
-                .unwrap();
+            let logprob = last_logprob(folder, &list.join(","), selector);
             let got = token[figure].as_f64().unwrap();
             assert!(
                 (got - logprob.exp()).abs() < 1e-12,
