@@ -28,16 +28,8 @@ fn texts_are_those_of_run_and_probabilities_those_of_score() {
     // Predictors that miss half of what is active, so that the texts part.
     let text = assets().join("calibration.txt");
     let text = text.to_str().unwrap();
-    let poor = [
-        "--text-file",
-        text,
-        "--rank",
-        "4",
-        "--recall",
-        "0.5",
-        "--tokens",
-        "1500",
-    ];
+    let options = "--rank 4 --recall 0.5 --tokens 1500".split(' ');
+    let poor: Vec<&str> = ["--text-file", text].into_iter().chain(options).collect();
     object(&["predictor", "fit"], folder, &poor);
     let prompt = "It was a dark and";
     let words = ["-p", prompt, "-n", "48", "--memory", "60%"];
