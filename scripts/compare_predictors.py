@@ -21,7 +21,7 @@ HIDDEN, NEURONS, LAYERS = 256, 2048, 6
 
 
 def wick(*words):
-    said = subprocess.run([WICK, *map(str, words), "--json"], check=True, capture_output=True)
+    said = subprocess.run([WICK, *map(str, words), "--json"], check=True, stdout=subprocess.PIPE)
     return json.loads(said.stdout.splitlines()[-1])
 
 
@@ -68,7 +68,7 @@ def main():
     work.mkdir(parents=True, exist_ok=True)
     model = work / "opt-9m.wick"
     if not model.exists():
-        wick("convert", ROOT / "assets" / "opt-9m", model)
+        subprocess.run([WICK, "convert", "--quiet", ROOT / "assets" / "opt-9m", model], check=True)
     heldout = ["--text-file", TEXTS / "heldout.txt"]
     print("| memory of | recall asked | predictor | KB | recall | selected | selected / active | mass missed | perplexity / dense | KiB read a token |")
     print("|---|---|---|---|---|---|---|---|---|---|")

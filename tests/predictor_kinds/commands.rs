@@ -223,3 +223,35 @@ fn what_cannot_be_made_is_refused_in_a_sentence() {
         &["none.safetensors"],
     );
 }
+
+/// A model's file or somebody's text is no place for predictors, and that is told before the work.
+#[test]
+fn predictors_take_the_place_of_predictors_and_of_nothing_else() {
+    let folder = demo();
+    let place = tempfile::tempdir().unwrap();
+    let words = place.path().join("words.txt");
+    std::fs::write(&words, "words").unwrap();
+    let (manifest, nowhere) = (folder.path().join("wick.json"), place.path().join("no/p"));
+    let calibration = assets().join("calibration.txt");
+    let before = std::fs::read(&manifest).unwrap();
+    for command in ["fit", "gate", "quantize", "train"] {
+        let with = |out: &Path, reason: &str| {
+            let model = text(folder.path());
+            let base = [
+                "predictor",
+                command,
+                model,
+                "--text-file",
+                text(&calibration),
+            ];
+            refused(&[&base[..], &["--out", text(out)]].concat(), &[reason]);
+        };
+        with(&manifest, "holds no predictors");
+        with(&words, "holds no predictors");
+        with(place.path(), "holds no predictors");
+        with(&nowhere, "no folder");
+    }
+    assert_eq!(std::fs::read(&manifest).unwrap(), before);
+    assert_eq!(std::fs::read_to_string(&words).unwrap(), "words");
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
+}

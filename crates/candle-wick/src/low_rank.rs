@@ -56,9 +56,9 @@ impl LowRank {
         self.down.matrix.product(x.values, tokens, products)?;
         self.down.scale(0..rank, tokens, products);
         if self.between == Between::Relu {
-            products
-                .iter_mut()
-                .for_each(|value| *value = value.max(0.0));
+            // `max` would make a number of what is none, and select by it.
+            let negative = products.iter_mut().filter(|value| **value < 0.0);
+            negative.for_each(|value| *value = 0.0);
         }
         let by_token = sized(by_token, rank * tokens);
         for (r, values) in products.chunks(tokens).enumerate() {

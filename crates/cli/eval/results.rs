@@ -57,10 +57,12 @@ pub(super) struct Work {
 
 impl AddAssign for Work {
     fn add_assign(&mut self, other: Self) {
-        self.tokens += other.tokens;
-        self.bytes_read += other.bytes_read;
-        self.selected += other.selected;
-        self.neurons += other.neurons;
+        // A file of results may say anything.
+        let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
+        add(&mut self.tokens, other.tokens);
+        add(&mut self.bytes_read, other.bytes_read);
+        add(&mut self.selected, other.selected);
+        add(&mut self.neurons, other.neurons);
     }
 }
 

@@ -9,13 +9,12 @@ use std::process::ExitCode;
 use anyhow::{ensure, Context, Result};
 use candle_wick::HumanBytes;
 use candle_wick_convert::predictor::{evaluate, Bin, Evaluation, LayerEvaluation, Quality};
-use candle_wick_models::LoadedModel;
+use candle_wick_models::{Interrupt, LoadedModel};
 use clap::Args;
 
 use super::{with_progress, TextArgs};
 use crate::args::{positive, ModelArgs};
 use crate::bench::plot::{Axis, Figure, Line, Mark, Panel, Scale};
-use crate::interrupt::CtrlC;
 use crate::output;
 
 /// The paper's window.
@@ -42,9 +41,8 @@ pub(super) struct EvalArgs {
     json: bool,
 }
 
-pub(super) fn run(args: &EvalArgs) -> Result<ExitCode> {
-    let ctrl_c = CtrlC::watch()?;
-    let mut opened = args.model.open(ctrl_c.flag())?;
+pub(super) fn run(args: &EvalArgs, interrupt: Interrupt) -> Result<ExitCode> {
+    let mut opened = args.model.open(interrupt)?;
     let tokenizer = opened.tokenizer.take();
     let path = opened.folder.path();
     let mut ids = args.text.ids(|| {

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use candle_wick::{HumanBytes, Memory};
 use candle_wick_convert::predictor::{fit, FitOptions, FitReport};
+use candle_wick_models::Interrupt;
 use clap::Args;
 
 use super::{quality_lines, refuse_demo, with_progress};
@@ -46,7 +47,7 @@ pub(super) struct FitArgs {
     json: bool,
 }
 
-pub(super) fn run(args: &FitArgs) -> Result<ExitCode> {
+pub(super) fn run(args: &FitArgs, interrupt: Interrupt) -> Result<ExitCode> {
     refuse_demo(&args.model)?;
     let options = FitOptions {
         rank: args.rank,
@@ -54,7 +55,7 @@ pub(super) fn run(args: &FitArgs) -> Result<ExitCode> {
         tokens: args.tokens,
         memory: args.memory,
         out: args.out.clone(),
-        ..FitOptions::default()
+        interrupt,
     };
     let report =
         with_progress(|on_progress| fit(&args.model, &args.text_file, &options, on_progress))?;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use candle_wick::{HumanBytes, Memory};
 use candle_wick_convert::predictor::{gate, FitOptions, GateReport};
+use candle_wick_models::Interrupt;
 use clap::Args;
 use wick_kernels::PackedBits;
 
@@ -52,13 +53,14 @@ fn bits(text: &str) -> Result<PackedBits, String> {
     count.ok_or_else(|| "a weight can have 4, 2 or 1 bits".to_owned())
 }
 
-pub(super) fn run(args: &GateArgs) -> Result<ExitCode> {
+pub(super) fn run(args: &GateArgs, interrupt: Interrupt) -> Result<ExitCode> {
     refuse_demo(&args.model)?;
     let options = FitOptions {
         recall: args.recall,
         tokens: args.tokens,
         memory: args.memory,
         out: args.out.clone(),
+        interrupt,
         ..FitOptions::default()
     };
     let report = with_progress(|on_progress| {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use candle_wick::{HumanBytes, Memory, PredictorInput};
 use candle_wick_convert::predictor::{import, ImportOptions, ImportReport};
-use candle_wick_models::WickTokenizer;
+use candle_wick_models::{Interrupt, WickTokenizer};
 use clap::Args;
 
 use super::{quality_lines, refuse_demo, with_progress, TextArgs};
@@ -51,7 +51,7 @@ pub(super) struct ImportArgs {
     json: bool,
 }
 
-pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
+pub(super) fn run(args: &ImportArgs, interrupt: Interrupt) -> Result<ExitCode> {
     refuse_demo(&args.model)?;
     let mut ids = args.text.ids(|| {
         WickTokenizer::load(&args.model)?.with_context(|| {
@@ -65,7 +65,7 @@ pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
         threshold: args.threshold.map(|score| score as f32),
         memory: args.memory,
         out: args.out.clone(),
-        ..ImportOptions::default()
+        interrupt,
     };
     let report =
         with_progress(|progress| import(&args.model, &args.from, &ids, &options, progress))?;

@@ -18,6 +18,7 @@ use candle_wick_models::WickTokenizer;
 use clap::{Args, Subcommand};
 
 use crate::args::TokenIds;
+use crate::interrupt::{CtrlC, INTERRUPTED_STATUS};
 use crate::output;
 use crate::prompt::read_file;
 
@@ -68,13 +69,21 @@ impl TextArgs {
 }
 
 pub(crate) fn run(args: &PredictorArgs) -> Result<ExitCode> {
-    match &args.command {
-        PredictorCommand::Fit(args) => fit::run(args),
-        PredictorCommand::Gate(args) => gate::run(args),
-        PredictorCommand::Quantize(args) => quantize::run(args),
-        PredictorCommand::Train(args) => train::run(args),
-        PredictorCommand::Import(args) => import::run(args),
-        PredictorCommand::Eval(args) => eval::run(args),
+    // The first Ctrl-C ends the work and takes its drafts away; the second one ends the program.
+    let ctrl_c = CtrlC::watch()?;
+    ctrl_c.arm();
+    let flag = ctrl_c.flag();
+    let done = match &args.command {
+        PredictorCommand::Fit(args) => fit::run(args, flag),
+        PredictorCommand::Gate(args) => gate::run(args, flag),
+        PredictorCommand::Quantize(args) => quantize::run(args, flag),
+        PredictorCommand::Train(args) => train::run(args, flag),
+        PredictorCommand::Import(args) => import::run(args, flag),
+        PredictorCommand::Eval(args) => eval::run(args, flag),
+    };
+    match done {
+        Err(_) if ctrl_c.flag().is_triggered() => Ok(ExitCode::from(INTERRUPTED_STATUS)),
+        done => done,
     }
 }
 

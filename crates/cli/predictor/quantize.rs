@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use candle_wick::{HumanBytes, Memory};
 use candle_wick_convert::predictor::{quantize, FitOptions, QuantizeReport};
+use candle_wick_models::Interrupt;
 use clap::Args;
 
 use super::{quality_lines, refuse_demo, with_progress};
@@ -46,13 +47,14 @@ pub(super) struct QuantizeArgs {
     json: bool,
 }
 
-pub(super) fn run(args: &QuantizeArgs) -> Result<ExitCode> {
+pub(super) fn run(args: &QuantizeArgs, interrupt: Interrupt) -> Result<ExitCode> {
     refuse_demo(&args.model)?;
     let options = FitOptions {
         recall: args.recall,
         tokens: args.tokens,
         memory: args.memory,
         out: args.out.clone(),
+        interrupt,
         ..FitOptions::default()
     };
     let predictors = args.predictors.as_deref();

@@ -9,6 +9,7 @@ use candle_wick::{HumanBytes, Memory};
 use candle_wick_convert::predictor::{
     train, FitOptions, LayerQuality, TrainOptions, TrainReport, TrainedLayer,
 };
+use candle_wick_models::Interrupt;
 use clap::Args;
 
 use super::{mean, refuse_demo, with_progress};
@@ -82,9 +83,9 @@ pub(super) struct TrainArgs {
     json: bool,
 }
 
-pub(super) fn run(args: &TrainArgs) -> Result<ExitCode> {
+pub(super) fn run(args: &TrainArgs, interrupt: Interrupt) -> Result<ExitCode> {
     refuse_demo(&args.model)?;
-    let options = args.options()?;
+    let options = args.options(interrupt)?;
     let report = with_progress(|progress| train(&args.model, &args.text_file, &options, progress))?;
     match args.json {
         true => output::print_json(&report)?,
@@ -94,7 +95,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<ExitCode> {
 }
 
 impl TrainArgs {
-    fn options(&self) -> Result<TrainOptions> {
+    fn options(&self, interrupt: Interrupt) -> Result<TrainOptions> {
         Ok(TrainOptions {
             fit: FitOptions {
                 rank: self.rank,
@@ -102,7 +103,7 @@ impl TrainArgs {
                 tokens: self.tokens,
                 memory: self.memory,
                 out: self.out.clone(),
-                ..FitOptions::default()
+                interrupt,
             },
             last_layers: self.last_layers,
             last_rank: self.last_rank,

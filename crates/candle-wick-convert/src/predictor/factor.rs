@@ -112,8 +112,18 @@ impl Factors {
     }
 
     /// The matrices with values that `dtype` can hold.
+    ///
+    /// # Errors
+    /// One of them is too large for that.
     pub(super) fn rounded(self, dtype: DType) -> Result<Self> {
-        let round = |tensor: &Tensor| tensor.to_dtype(dtype)?.to_dtype(DType::F32);
+        let round = |tensor: &Tensor| {
+            let rounded = tensor.to_dtype(dtype)?.to_dtype(DType::F32)?;
+            // Zero times what is not finite is no number.
+            match rounded.affine(0.0, 0.0)?.sum_all()?.to_scalar::<f32>()? {
+                0.0 => Ok(rounded),
+                _ => candle::bail!("a predictor's weights are beyond what {dtype:?} holds"),
+            }
+        };
         Ok(Self {
             down: round(&self.down)?,
             up: round(&self.up)?,

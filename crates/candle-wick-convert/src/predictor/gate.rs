@@ -10,12 +10,13 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use candle::Tensor;
-use candle_wick::{Between, PredictorForm, PredictorInput, PredictorMetadata, PREDICTORS_FILE};
+use candle_wick::{Between, PredictorForm, PredictorInput, PredictorMetadata};
 use rayon::prelude::*;
 use wick_format::{FfnLayer, StoredDtype, TensorSpec};
 use wick_kernels::{pack_row, packed_groups, PackedBits, PackedRows};
 
 use super::draft::{unmeasured, Draft, LayerInputs};
+use super::place::place;
 use super::threshold::{LayerQuality, Truth};
 use super::{check_recall, deciding, model_error, problem_with, FitOptions, FitProgress};
 use super::{Observed, Parts};
@@ -49,10 +50,9 @@ pub fn gate(
     progress: &dyn Fn(FitProgress),
 ) -> Result<GateReport, ConvertError> {
     check_recall(model, options)?;
+    let path = place(model, options.out.as_deref())?;
     let observed = Observed::on(model, &[text.to_owned()], options, progress)?;
     let parts = Parts::of(observed.ids.len());
-    let own = || model.join(PREDICTORS_FILE);
-    let path = options.out.clone().unwrap_or_else(own);
     let draft = draft(model, &path, &observed, bits, &parts)?;
     let layers = observed.for_each_layer(options, progress, |index, layer, x| {
         let (weight, bias) = deciding(&observed.model, layer).map_err(model_error)?;

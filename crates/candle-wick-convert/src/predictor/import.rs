@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use candle_wick::{
     FlashFolder, IoOptions, Memory, PredictorForm, PredictorInput, PredictorMetadata, SelectorKind,
-    PREDICTORS_FILE,
 };
 use candle_wick_models::{Interrupt, LoadOptions, LoadedModel};
 use serde::Serialize;
 
 use super::draft::Draft;
 use super::foreign::Foreign;
+use super::place::place;
 use super::record::Record;
 use super::threshold::Counts;
 use super::{problem_with, FitProgress, LayerQuality};
@@ -70,6 +70,7 @@ pub fn import(
     if ids.is_empty() {
         return Err(problem_with(from, "cannot be measured on 0 tokens".into()));
     }
+    let out = place(model, options.out.as_deref())?;
     let opened = FlashFolder::open(model, IoOptions::default());
     let manifest = opened.map_err(candle_wick_models::Error::from)?;
     let manifest = manifest.manifest();
@@ -93,8 +94,6 @@ pub fn import(
     };
     let specs = foreign.specs(manifest)?;
     let content = |index| foreign.content(index);
-    let out = options.out.clone();
-    let out = out.unwrap_or_else(|| model.join(PREDICTORS_FILE));
     let draft = Draft::write(model, &out, metadata, specs, &content)?;
     let layers = measure(draft.folder(), ids, threshold, options, progress)?;
     let bytes = draft.finish(&out, &layers)?;

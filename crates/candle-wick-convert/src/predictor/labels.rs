@@ -68,15 +68,21 @@ impl Labels {
         match threshold_for(&mut of_active, recall) {
             None => 0.0,
             Some(threshold) => {
-                let needed = scores.iter().filter(|score| **score >= threshold).count();
+                let is_needed =
+                    |score: &&f32| threshold == f32::NEG_INFINITY || **score >= threshold;
+                let needed = scores.iter().filter(is_needed).count();
                 needed as f64 / scores.len() as f64
             }
         }
     }
 }
 
-/// The largest threshold that a share of `recall` of the scores reaches; `None` without scores.
+/// The largest threshold that a share of `recall` of the scores reaches; `None` without scores. A score that is no number is never
+/// reached, so it counts as missed.
 pub(super) fn threshold_for(scores: &mut [f32], recall: f64) -> Option<f32> {
+    for score in scores.iter_mut().filter(|score| score.is_nan()) {
+        *score = f32::NEG_INFINITY;
+    }
     if scores.is_empty() {
         return None;
     }
@@ -117,5 +123,7 @@ mod tests {
         assert_eq!(labels.needed_fraction(&scores, 1.0), 6.0 / 8.0);
         assert_eq!(labels.needed_fraction(&scores, 0.75), 5.0 / 8.0);
         assert_eq!(Labels::new(4).needed_fraction(&[], 0.9), 0.0);
+        // A pair that gives no numbers needs everyone, and is not the best of all.
+        assert_eq!(labels.needed_fraction(&[f32::NAN; 8], 0.9), 1.0);
     }
 }

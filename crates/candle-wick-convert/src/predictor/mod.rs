@@ -16,6 +16,7 @@ mod foreign;
 mod gate;
 mod import;
 mod labels;
+mod place;
 mod quantize;
 mod record;
 mod start;
@@ -30,7 +31,6 @@ use std::path::{Path, PathBuf};
 use candle::{DType, Device, Tensor};
 use candle_wick::{
     Between, Memory, PredictorForm, PredictorInput, PredictorMetadata, SelectorKind,
-    PREDICTORS_FILE,
 };
 use candle_wick_models::{Interrupt, LoadOptions, LoadedModel, WickTokenizer};
 use wick_format::{FfnLayer, Manifest};
@@ -42,6 +42,7 @@ use factor::Factors;
 use file::Part;
 pub use gate::{gate, GateReport};
 pub use import::{import, ImportOptions, ImportReport};
+use place::place;
 pub use quantize::{quantize, QuantizeReport};
 pub use tally::{Bin, Quality};
 pub use threshold::LayerQuality;
@@ -116,6 +117,7 @@ pub fn fit(
         let problem = "needs a rank of at least 1".to_owned();
         return Err(problem_with(model, problem));
     }
+    let path = place(model, options.out.as_deref())?;
     let texts = [text.to_owned()];
     let observed = Observed::on(model, &texts, options, progress)?;
     let hidden = observed
@@ -135,10 +137,6 @@ pub fn fit(
     let fitted = observed.for_each_layer(options, progress, |_, layer, x| {
         fit_layer(&observed.model, layer, x, &parts, options).map_err(model_error)
     })?;
-    let path = options
-        .out
-        .clone()
-        .unwrap_or_else(|| model.join(PREDICTORS_FILE));
     let bytes = write_fitted(&path, observed.manifest(), &fitted, "closed form")?;
     let tokens = [parts.fit, parts.tune, parts.measure];
     let layers = fitted.iter().map(|(_, quality)| *quality).collect();

@@ -10,12 +10,13 @@ use candle::Tensor;
 use candle_nn::VarBuilder;
 use candle_wick::{
     FlashFolder, FlashVarBuilder, IoOptions, Placement, PredictorForm, PredictorInput,
-    PredictorMetadata, SelectorKind, PREDICTORS_FILE,
+    PredictorMetadata, SelectorKind,
 };
 use wick_format::{FfnLayer, StoredDtype, TensorSpec};
 
 use super::capture::Capture;
 use super::draft::{unmeasured, Draft, LayerInputs};
+use super::place::place;
 use super::threshold::{LayerQuality, Truth};
 use super::{check_recall, deciding, model_error, problem_with, FitOptions, FitProgress};
 use super::{Observed, Parts};
@@ -49,12 +50,11 @@ pub fn quantize(
     progress: &dyn Fn(FitProgress),
 ) -> Result<QuantizeReport, ConvertError> {
     check_recall(model, options)?;
+    let path = place(model, options.out.as_deref())?;
     let source = FlashFolder::open_with(model, IoOptions::default(), predictors);
     let source = source.map_err(candle_wick_models::Error::from)?;
     let metadata = low_rank_metadata(&source)?;
     let input = metadata.input;
-    let own = || model.join(PREDICTORS_FILE);
-    let path = options.out.clone().unwrap_or_else(own);
     let draft = draft(&source, &path, metadata)?;
     let mut observed = Observed::on(model, &[text.to_owned()], options, progress)?;
     let seen = match input {

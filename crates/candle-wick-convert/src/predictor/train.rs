@@ -15,10 +15,10 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use candle::{DType, Device, Tensor};
-use candle_wick::PREDICTORS_FILE;
 use wick_format::FfnLayer;
 
 use super::factor::Factors;
+use super::place::place;
 use super::threshold::Truth;
 use super::trainee::{Lesson, Schedule, Trained, Trainee};
 use super::work::Work;
@@ -181,9 +181,8 @@ pub fn train(
     progress: &dyn Fn(FitProgress),
 ) -> Result<TrainReport, ConvertError> {
     options.check(model)?;
+    let out = place(model, options.fit.out.as_deref())?;
     let observed = Observed::on(model, texts, &options.fit, progress)?;
-    let out = options.fit.out.clone();
-    let out = out.unwrap_or_else(|| model.join(PREDICTORS_FILE));
     let manifest = observed.manifest();
     let device = format!("{:?}", options.device.location());
     let described = options.describe(manifest.neurons_hash(), &device);
