@@ -63,6 +63,16 @@ def candidates(model, work):
             yield f"{bits} bits", recall, f"closed form, rank {wide}, 8 bits", small
 
 
+def judged(model, file, heldout):
+    """Quality, perplexity over that of dense, and KiB that a decoded token reads at that budget, with a run's own slots and policy."""
+    use = ["--predictors", file, "--memory", "60%"]
+    found = wick("predictor", "eval", model, *heldout, *use, "--tokens", 8192, "--ctx", 256)["all"]
+    score = wick("eval", "ppl", model, *heldout, *use, "--ctx", 256, "--blocks", 80, "--no-bos")
+    words = ["-p", "It was a dark evening, and", "-n", 240, "--ctx", 256, "--temperature", 1, "--seed", 1]
+    reads = wick("run", model, *use, *words)["bytes_read_per_token"] / 1024
+    return found, score["ratio"], reads
+
+
 def main():
     work = Path(sys.argv[1])
     work.mkdir(parents=True, exist_ok=True)
@@ -73,15 +83,13 @@ def main():
     print("| memory of | recall asked | predictor | KB | recall | selected | selected / active | mass missed | perplexity / dense | KiB read a token |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for memory, asked, name, file in candidates(model, work):
-        use = ["--predictors", file, "--memory", "60%"]
-        found = wick("predictor", "eval", model, *heldout, *use, "--tokens", 8192, "--ctx", 256)["all"]
-        score = wick("eval", "ppl", model, *heldout, *use, "--ctx", 256, "--blocks", 80, "--no-bos")
-        # What decoding reads at that budget, with the slots and the policy of a run.
-        words = ["-p", "It was a dark evening, and", "-n", 240, "--ctx", 256, "--temperature", 1, "--seed", 1]
-        reads = wick("run", model, *use, *words)["bytes_read_per_token"] / 1024
+        figures = file.with_suffix(file.suffix + ".json")
+        if not figures.exists():
+            figures.write_text(json.dumps(judged(model, file, heldout)))
+        found, ratio, reads = json.loads(figures.read_text())
         print(
             f"| {memory} | {asked} | {name} | {size(file) / 1000:.0f} | {found['recall']:.4f} | {100 * found['selected']:.1f} % "
-            f"| {found['selected'] / found['active']:.2f} | {100 * found['mass_missed']:.2f} % | {score['ratio']:.4f} | {reads:.0f} |",
+            f"| {found['selected'] / found['active']:.2f} | {100 * found['mass_missed']:.2f} % | {ratio:.4f} | {reads:.0f} |",
             flush=True,
         )
 

@@ -185,7 +185,8 @@ fn check_place(path: &Path) -> Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         found => found.map_err(|source| opened(path, source))?,
     };
-    if metadata.is_file() && RecordedTrace::open(path).is_ok() {
+    // An empty file is somebody's way to keep a name.
+    if metadata.is_file() && (metadata.len() == 0 || RecordedTrace::open(path).is_ok()) {
         return Ok(());
     }
     let reason = "there is something else than a trace in this place: give another name";

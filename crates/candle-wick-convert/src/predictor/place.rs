@@ -28,7 +28,8 @@ pub(super) fn place(model: &Path, out: Option<&Path>) -> Result<PathBuf, Convert
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(out.to_owned()),
         found => found.map_err(ConvertError::io(out, "look at"))?,
     };
-    if holds.is_file() && is_predictors(out).unwrap_or(false) {
+    // An empty file is somebody's way to keep a name.
+    if holds.is_file() && (holds.len() == 0 || is_predictors(out).unwrap_or(false)) {
         return Ok(out.to_owned());
     }
     let problem = "is there already and holds no predictors: give another name";
