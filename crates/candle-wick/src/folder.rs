@@ -28,8 +28,11 @@ use crate::stored::{StoredMatrix, StreamRing};
 
 pub use wick_format::{MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE};
 
-/// Opens a safetensors file and reads which tensors it has.
-pub(crate) fn open_indexed(path: &Path) -> Result<(File, TensorIndex)> {
+/// Opens a safetensors file and reads which tensors it has, and what it says of itself.
+///
+/// # Errors
+/// It cannot be read, is no plain file, or its header is not one.
+pub fn open_indexed(path: &Path) -> Result<(File, TensorIndex)> {
     let opened = |source| Error::Open {
         path: path.to_owned(),
         source,

@@ -55,7 +55,7 @@ pub use budget::{BudgetPlan, ModelNeeds, PlanLine, PlanOptions};
 pub use embedding::FlashEmbedding;
 pub use error::{Error, Result};
 pub use eviction_order::CachePolicy;
-pub use folder::{FlashFolder, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE};
+pub use folder::{open_indexed, FlashFolder, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE};
 pub use io_options::IoOptions;
 pub use kv_cache::KvCache;
 pub use linear::FlashLinear;

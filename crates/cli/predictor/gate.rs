@@ -1,51 +1,24 @@
 //! `wick predictor gate`: a quantised copy of the deciding matrix as the predictor, which needs no training.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use candle_wick::{HumanBytes, Memory};
-use candle_wick_convert::predictor::{gate, FitOptions, GateReport};
+use candle_wick_convert::predictor::{gate, GateReport};
 use candle_wick_models::Interrupt;
 use clap::Args;
 use wick_kernels::PackedBits;
 
-use super::{quality_lines, refuse_demo, with_progress};
-use crate::args::{positive, share};
-use crate::output;
+use super::make::{file_line, MakeArgs};
+use super::quality_lines;
 
 #[derive(Args, Debug)]
 pub(super) struct GateArgs {
-    /// Converted folder
-    model: PathBuf,
-
-    /// File with text like that which the model will see
-    #[arg(long, alias = "text", value_name = "FILE")]
-    text_file: PathBuf,
+    #[command(flatten)]
+    make: MakeArgs,
 
     /// Bits of a weight: 4, 2 or 1; more find as much by selecting less, and take more memory
     #[arg(long, value_name = "COUNT", default_value = "4", value_parser = bits)]
     bits: PackedBits,
-
-    /// Share of the active neurons to be found
-    #[arg(long, value_name = "SHARE", default_value_t = FitOptions::default().recall, value_parser = share)]
-    recall: f64,
-
-    /// Tokens of the text to use at most
-    #[arg(long, value_name = "COUNT", default_value_t = FitOptions::default().tokens, value_parser = positive)]
-    tokens: usize,
-
-    /// Budget of the model while it runs [default: what is free]
-    #[arg(long, value_name = "SIZE")]
-    memory: Option<Memory>,
-
-    /// Write the predictors into FILE [default: into the model's folder, in the place of those that it has]
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
-
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
 }
 
 fn bits(text: &str) -> Result<PackedBits, String> {
@@ -54,30 +27,15 @@ fn bits(text: &str) -> Result<PackedBits, String> {
 }
 
 pub(super) fn run(args: &GateArgs, interrupt: Interrupt) -> Result<ExitCode> {
-    refuse_demo(&args.model)?;
-    let options = FitOptions {
-        recall: args.recall,
-        tokens: args.tokens,
-        memory: args.memory,
-        out: args.out.clone(),
-        interrupt,
-        ..FitOptions::default()
-    };
-    let report = with_progress(|on_progress| {
-        gate(
-            &args.model,
-            &args.text_file,
-            args.bits,
-            &options,
-            on_progress,
-        )
-    })?;
-    if args.json {
-        output::print_json(&report)?;
-    } else {
-        output::print(&summary(&report))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let make = &args.make;
+    let options = make.options(interrupt);
+    make.make(
+        |on_progress| {
+            let (model, text) = (&make.model, &make.text_file);
+            gate(model, text, args.bits, &options, on_progress)
+        },
+        summary,
+    )
 }
 
 fn summary(report: &GateReport) -> String {
@@ -87,11 +45,7 @@ fn summary(report: &GateReport) -> String {
         "{} bits, packed for {fitted} tokens, thresholds set on {tuned} others, measured on {measured} others",
         report.bits
     ));
-    lines.push(format!(
-        "{} ({})",
-        report.path.display(),
-        HumanBytes(report.bytes)
-    ));
+    lines.push(file_line(&report.path, report.bytes));
     lines.join("\n") + "\n"
 }
 

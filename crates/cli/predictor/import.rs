@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use candle_wick::{HumanBytes, Memory, PredictorInput};
+use candle_wick::{Memory, PredictorInput};
 use candle_wick_convert::predictor::{import, ImportOptions, ImportReport};
 use candle_wick_models::{Interrupt, WickTokenizer};
 use clap::Args;
 
+use super::make::file_line;
 use super::{quality_lines, refuse_demo, with_progress, TextArgs};
 use crate::args::{number, positive};
 use crate::output;
@@ -97,7 +98,6 @@ fn summary(report: &ImportReport) -> String {
         report.between,
         report.tokens
     ));
-    let (path, bytes) = (report.path.display(), HumanBytes(report.bytes));
-    lines.push(format!("{path} ({bytes})"));
+    lines.push(file_line(&report.path, report.bytes));
     lines.join("\n") + "\n"
 }

@@ -6,6 +6,7 @@ mod eval;
 mod fit;
 mod gate;
 mod import;
+mod make;
 mod quantize;
 mod train;
 

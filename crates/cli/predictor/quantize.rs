@@ -4,75 +4,35 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use candle_wick::{HumanBytes, Memory};
-use candle_wick_convert::predictor::{quantize, FitOptions, QuantizeReport};
+use candle_wick::HumanBytes;
+use candle_wick_convert::predictor::{quantize, QuantizeReport};
 use candle_wick_models::Interrupt;
 use clap::Args;
 
-use super::{quality_lines, refuse_demo, with_progress};
-use crate::args::{positive, share};
-use crate::output;
+use super::make::{file_line, MakeArgs};
+use super::quality_lines;
 
 #[derive(Args, Debug)]
 pub(super) struct QuantizeArgs {
-    /// Converted folder
-    model: PathBuf,
-
-    /// File with text like that which the model will see, for the thresholds
-    #[arg(long, alias = "text", value_name = "FILE")]
-    text_file: PathBuf,
+    #[command(flatten)]
+    make: MakeArgs,
 
     /// Low-rank predictors to start from [default: those in the folder]
     #[arg(long, value_name = "FILE")]
     predictors: Option<PathBuf>,
-
-    /// Share of the active neurons to be found
-    #[arg(long, value_name = "SHARE", default_value_t = FitOptions::default().recall, value_parser = share)]
-    recall: f64,
-
-    /// Tokens of the text to use at most
-    #[arg(long, value_name = "COUNT", default_value_t = FitOptions::default().tokens, value_parser = positive)]
-    tokens: usize,
-
-    /// Budget of the model while it runs [default: what is free]
-    #[arg(long, value_name = "SIZE")]
-    memory: Option<Memory>,
-
-    /// Write the predictors into FILE [default: into the model's folder, in the place of those that it has]
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
-
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
 }
 
 pub(super) fn run(args: &QuantizeArgs, interrupt: Interrupt) -> Result<ExitCode> {
-    refuse_demo(&args.model)?;
-    let options = FitOptions {
-        recall: args.recall,
-        tokens: args.tokens,
-        memory: args.memory,
-        out: args.out.clone(),
-        interrupt,
-        ..FitOptions::default()
-    };
+    let make = &args.make;
+    let options = make.options(interrupt);
     let predictors = args.predictors.as_deref();
-    let report = with_progress(|on_progress| {
-        quantize(
-            &args.model,
-            predictors,
-            &args.text_file,
-            &options,
-            on_progress,
-        )
-    })?;
-    if args.json {
-        output::print_json(&report)?;
-    } else {
-        output::print(&summary(&report))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    make.make(
+        |on_progress| {
+            let (model, text) = (&make.model, &make.text_file);
+            quantize(model, predictors, text, &options, on_progress)
+        },
+        summary,
+    )
 }
 
 fn summary(report: &QuantizeReport) -> String {
@@ -83,11 +43,7 @@ fn summary(report: &QuantizeReport) -> String {
         HumanBytes(after),
         HumanBytes(before)
     ));
-    lines.push(format!(
-        "{} ({})",
-        report.path.display(),
-        HumanBytes(report.bytes)
-    ));
+    lines.push(file_line(&report.path, report.bytes));
     lines.join("\n") + "\n"
 }
 

@@ -5,13 +5,14 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use candle::Device;
-use candle_wick::{HumanBytes, Memory};
+use candle_wick::Memory;
 use candle_wick_convert::predictor::{
     train, FitOptions, LayerQuality, TrainOptions, TrainReport, TrainedLayer,
 };
 use candle_wick_models::Interrupt;
 use clap::Args;
 
+use super::make::file_line;
 use super::{mean, refuse_demo, with_progress};
 use crate::args::{count, number, positive, share};
 use crate::output;
@@ -169,8 +170,7 @@ fn summary(report: &TrainReport, recall: f64) -> String {
     lines.push(format!(
         "learnt from {learnt} tokens, judged at a recall of {recall} on {tuned} others, measured on {measured} others"
     ));
-    let (path, bytes) = (report.path.display(), HumanBytes(report.bytes));
-    lines.push(format!("{path} ({bytes})"));
+    lines.push(file_line(&report.path, report.bytes));
     lines.join("\n") + "\n"
 }
 
