@@ -10,7 +10,7 @@ use std::io::{stdout, Write};
 use anyhow::Context;
 use candle::{Device, IndexOp, Tensor};
 use candle_wick::{
-    current_rss_bytes, BudgetPlan, FlashFolder, FlashVarBuilder, IoOptions, PlanOptions,
+    current_rss_bytes, BudgetPlan, FlashFolder, FlashVarBuilder, IoOptions, Placement, PlanOptions,
     SelectorKind,
 };
 use candle_wick_models::{llama::Llama, llama::LlamaConfig};
@@ -29,12 +29,16 @@ fn main() -> anyhow::Result<()> {
     let ctx = (tokens.len() + args.sample_len).min(config.max_position_embeddings());
     let options = PlanOptions {
         memory: args.memory,
-        selector: SelectorKind::Dense,
+        selector: args.selector.unwrap_or(SelectorKind::Dense),
         window_tokens: None,
         process_bytes: current_rss_bytes().unwrap_or(0),
     };
     let plan = BudgetPlan::new(&folder, &config.needs(ctx), &options)?;
-    let vb = FlashVarBuilder::new(&folder, plan.placement());
+    let placement = Placement {
+        dip: args.dip(),
+        ..plan.placement()
+    };
+    let vb = FlashVarBuilder::new(&folder, placement);
     let mut llama = Llama::load(vb, &config, ctx, Interrupt::new())?;
     let mut stream = tokenizer.stream(&tokens);
     let mut sampler = Sampler::new(&args.sampling());

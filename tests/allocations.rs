@@ -8,7 +8,7 @@ use candle_wick::{
     SelectorKind,
 };
 use candle_wick_convert::synthetic::{synthesise, Geometry, SyntheticOptions};
-use wick_format::Dtype;
+use wick_format::{Dtype, Layout as StoredLayout};
 
 /// The system's allocator, with a count.
 struct Counting;
@@ -55,6 +55,7 @@ fn decoding_allocates_nothing() {
     let geometry = Geometry::find("opt-125m").unwrap();
     let options = SyntheticOptions {
         dtype: Dtype::F16,
+        layout: StoredLayout::Both,
         layers: Some(1),
         seed: 1,
     };
@@ -78,9 +79,13 @@ fn decoding_allocates_nothing() {
             (SelectorKind::LowRank, 100, lfu, None),
             (SelectorKind::LowRank, 100, lru, None),
             (SelectorKind::Dense, 256, lru, None),
+            (SelectorKind::Dip, 700, lfu, None),
+            (SelectorKind::Dip, 100, lru, None),
+            (SelectorKind::DipCa, 600, lfu, None),
         ] {
             let placement = Placement {
                 slots_per_layer: vec![slots],
+                channel_slots_per_layer: vec![slots / 2],
                 cache_policy,
                 window_tokens,
                 ..Placement::resident(&folder, selector)

@@ -1,13 +1,15 @@
 //! Our definitions against transformers' numbers.
 
 use candle_wick::{FfnStats, SelectorKind};
+use candle_wick_convert::Layout;
 use candle_wick_models::{load, LoadOptions};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use tempfile::TempDir;
 
 use crate::support::{
-    all_logits, converted, converted_as, expected, fixture, greedy, logprob, options, Expected,
+    all_logits, converted, converted_as, converted_to, expected, fixture, greedy, logprob, options,
+    Expected,
 };
 
 /// Checkpoints with how far logits and log-probabilities may be from transformers' numbers: 2e-4 for f32 files,
@@ -97,6 +99,29 @@ fn every_fixture_equals_transformers() {
                     _ => assert!(skipped > stats.neurons / 4, "{name}: {skipped} skipped"),
                 }
             }
+        }
+    }
+}
+
+/// By columns, all of them: a model of each kind of FFN.
+#[test]
+fn columns_equal_transformers_too() {
+    for name in [
+        "llama-2-silu",
+        "llama-biases",
+        "opt-350m-post-ln",
+        "falcon-7b-multi-query",
+        "phi-2",
+        "persimmon",
+    ] {
+        let (_, tolerance) = FIXTURES.iter().find(|(known, _)| *known == name).unwrap();
+        let expected = expected(name);
+        let folder = converted_to(&fixture(name), &expected.convert, Layout::Channel);
+        for slots in [None, Some(7)] {
+            let dense = SelectorKind::Dense;
+            let stats = check_family(name, &expected, &folder, *tolerance, dense, slots);
+            assert_eq!(stats.neurons, stats.selected, "{name}");
+            assert_eq!(stats.misses > 0, slots.is_some(), "{name}");
         }
     }
 }

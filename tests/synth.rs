@@ -10,7 +10,7 @@ use candle_wick::{FlashFolder, IoOptions, SelectorKind};
 use candle_wick_convert::synthetic::{synthesise, Geometry, SyntheticOptions, SYNTHETIC_KEY};
 use candle_wick_models::{LoadOptions, LoadedModel};
 use serde_json::Value;
-use wick_format::Dtype;
+use wick_format::{Dtype, Layout};
 
 use crate::support::{all_logits, greedy};
 
@@ -20,6 +20,7 @@ const IDS: [u32; 5] = [2, 50271, 7, 400, 1];
 fn small(out: &Path, dtype: Dtype, seed: u64) {
     let options = SyntheticOptions {
         dtype,
+        layout: Layout::Neuron,
         layers: Some(2),
         seed,
     };

@@ -7,6 +7,7 @@ mod cache_policies;
 mod compare;
 mod decode_bench;
 mod demo;
+mod dip;
 mod engines;
 mod eval;
 mod eval_tasks;

@@ -9,7 +9,7 @@ use candle_wick::{RecordedTrace, SelectorKind};
 use candle_wick_convert::synthetic::{synthesise, Geometry, SyntheticOptions};
 use candle_wick_models::{record_trace, LoadOptions};
 use serde_json::Value;
-use wick_format::Dtype;
+use wick_format::{Dtype, Layout};
 
 use crate::demo::demo;
 use crate::support::options;
@@ -200,6 +200,7 @@ fn random_weights_replay_their_made_up_history() {
     let model = folder.path().join("model");
     let synthetic = SyntheticOptions {
         dtype: Dtype::F16,
+        layout: Layout::Neuron,
         layers: Some(2),
         seed: 1,
     };

@@ -41,7 +41,7 @@ impl Expected {
         };
         match plan.selector {
             SelectorKind::Dense => return Ok(nothing("all neurons are used")),
-            SelectorKind::Oracle => {
+            SelectorKind::Oracle | SelectorKind::Dip | SelectorKind::DipCa => {
                 return Ok(nothing("measured on the first layers, on tokens at random"))
             }
             SelectorKind::LowRank | SelectorKind::Gate => {}

@@ -14,6 +14,7 @@ use candle_wick::{
 use candle_wick_models::{Interrupt, LoadOptions, WickTokenizer};
 use clap::Args;
 
+use crate::dip::DipArgs;
 use crate::tuned::{Settings, TUNE_FILE};
 use crate::{demo, output};
 
@@ -58,10 +59,13 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "SIZE")]
     memory: Option<Memory>,
 
-    /// Who chooses the neurons: dense, oracle, or predictors of one form, lowrank or gate [default: the predictors that
-    /// there are, else dense]
+    /// Who chooses what is read: dense, oracle, predictors of one form (lowrank, gate), dip or dip-ca [default: the
+    /// predictors that there are, else dense]
     #[arg(long, value_name = "NAME")]
     selector: Option<SelectorKind>,
+
+    #[command(flatten)]
+    dip: DipArgs,
 
     /// Which neuron leaves when its place is wanted: `lru` (used the longest ago) or `lfu` (used least often of late)
     #[arg(long, value_name = "NAME", default_value_t = CachePolicy::default())]
@@ -256,6 +260,7 @@ impl ModelArgs {
             memory: self.memory.or(default),
             ctx: self.ctx,
             selector: self.selector,
+            dip: self.dip.options(),
             window_tokens: self.window.or(settings.window_tokens),
             cache_policy: self.cache_policy,
             slots_per_layer: self.slots,
@@ -417,6 +422,17 @@ mod tests {
         let ahead = |line| options(line).unwrap().switches.lookahead;
         assert_eq!(ahead("--lookahead m"), Lookahead::Auto);
         assert_eq!(ahead("m --lookahead=always"), Lookahead::Always);
+        let dip = options("m --selector dip-ca --density 65% --gamma 0.1 --dense-prompt").unwrap();
+        assert_eq!(dip.selector, Some(SelectorKind::DipCa));
+        assert_eq!((dip.dip.density, dip.dip.gamma), (0.65, 0.1));
+        assert!(dip.dip.dense_prompt);
+        for wrong in [
+            "m --density 0.5",
+            "m --selector dip --density 2",
+            "m --selector dip-ca --gamma 1.5",
+        ] {
+            assert!(options(wrong).is_err(), "{wrong}");
+        }
         let none = options("m").unwrap();
         assert_eq!((none.memory, none.selector, none.ctx), (None, None, None));
         // Where no flag says otherwise, what was tuned counts.

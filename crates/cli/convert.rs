@@ -8,7 +8,7 @@ use std::thread;
 use anyhow::{bail, ensure, Result};
 use candle_wick::{HumanBytes, Memory};
 use candle_wick_convert::hub::{self, DownloadProgress, HubModel};
-use candle_wick_convert::{convert, ConvertOptions, ConvertProgress, ConvertReport};
+use candle_wick_convert::{convert, ConvertOptions, ConvertProgress, ConvertReport, Layout};
 use candle_wick_models::WickTokenizer;
 use clap::{Args, ValueEnum};
 
@@ -34,6 +34,11 @@ pub(crate) struct ConvertArgs {
     #[arg(long, value_name = "NAME")]
     activation: Option<String>,
 
+    /// Records that an FFN is stored in: neuron (for predictors), channel (for the selectors dip and dip-ca), or both, which
+    /// takes twice the room
+    #[arg(long, value_name = "NAME", default_value = "neuron")]
+    layout: LayoutChoice,
+
     /// Start another file of FFN records beyond this size [default: 1GiB]
     #[arg(long, value_name = "SIZE")]
     file_size: Option<Memory>,
@@ -58,6 +63,24 @@ enum DtypeChoice {
     Bf16,
 }
 
+/// What is converted into; other orders are made by `wick reorder`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum LayoutChoice {
+    Neuron,
+    Channel,
+    Both,
+}
+
+impl LayoutChoice {
+    pub(crate) fn layout(self) -> Layout {
+        match self {
+            Self::Neuron => Layout::Neuron,
+            Self::Channel => Layout::Channel,
+            Self::Both => Layout::Both,
+        }
+    }
+}
+
 impl DtypeChoice {
     fn name(self) -> &'static str {
         match self {
@@ -77,6 +100,7 @@ impl ConvertArgs {
                 .map(|dtype| dtype.name().try_into())
                 .transpose()?,
             activation: self.activation.clone(),
+            layout: self.layout.layout(),
             max_file_bytes: match self.file_size {
                 None => default.max_file_bytes,
                 Some(Memory::Bytes(bytes)) => bytes,
@@ -222,14 +246,18 @@ mod tests {
             "relu",
             "--file-size",
             "2MiB",
+            "--layout",
+            "both",
         ])
         .unwrap();
+        assert_eq!(all.layout, Layout::Both);
         assert_eq!(all.dtype.map(|dtype| dtype.name()), Some("bf16"));
         assert_eq!(
             (all.activation.as_deref(), all.max_file_bytes),
             (Some("relu"), 2 << 20)
         );
         assert!(options(&["--dtype", "int3"]).is_err());
+        assert!(options(&["--layout", "permuted"]).is_err());
         assert!(options(&["--file-size", "50%"]).is_err());
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use candle_wick::{FlashFolder, HumanBytes, IoMode, PredictorMetadata, RESIDENT_FILE};
+use candle_wick::{ColumnKind, FlashFolder, HumanBytes, IoMode, PredictorMetadata, RESIDENT_FILE};
 use clap::Args;
 use serde::Serialize;
 
@@ -52,13 +52,29 @@ struct Inspection {
 struct Layer {
     prefix: String,
     file: String,
-    /// Matrices with a row in each record, in their order there.
+    /// How its records are arranged.
+    layout: &'static str,
+    /// Matrices with a row in each neuron record, in their order there; none where there are no such records.
     record: Vec<&'static str>,
     hidden_size: usize,
     intermediate_size: usize,
     record_bytes: usize,
     stride_bytes: usize,
+    /// Records of columns, where there are some.
+    columns: Vec<Columns>,
     predictor: Option<Predictor>,
+}
+
+/// Records of columns of one kind.
+#[derive(Serialize)]
+struct Columns {
+    /// Matrices with a column in each record, in their order there.
+    record: Vec<&'static str>,
+    count: usize,
+    /// Values of each column.
+    rows: usize,
+    record_bytes: usize,
+    stride_bytes: usize,
 }
 
 /// What the predictor of a layer did on text that it was not fitted on.
@@ -111,12 +127,18 @@ impl Inspection {
             });
         }
         let layers = layers(folder, predictors);
-        let ffn = |bytes: fn(&Layer) -> usize| -> u64 {
-            layers
-                .iter()
-                .map(|layer| (layer.intermediate_size * bytes(layer)) as u64)
-                .sum()
-        };
+        // How many, how long and how far apart.
+        let records = layers.iter().flat_map(|layer| {
+            let columns = layer.columns.iter();
+            let columns = columns.map(|kind| (kind.count, kind.record_bytes, kind.stride_bytes));
+            let count = layer.intermediate_size;
+            columns.chain([(count, layer.record_bytes, layer.stride_bytes)])
+        });
+        let (mut ffn_bytes, mut ffn_padding_bytes) = (0, 0);
+        for (count, record_bytes, stride_bytes) in records {
+            ffn_bytes += (count * stride_bytes) as u64;
+            ffn_padding_bytes += (count * (stride_bytes - record_bytes)) as u64;
+        }
         let (io_mode, io_alignment_bytes) = match folder.io_mode() {
             IoMode::Direct { alignment_bytes } => ("direct", alignment_bytes),
             IoMode::Buffered => ("buffered", 1),
@@ -134,8 +156,8 @@ impl Inspection {
             io_mode,
             io_alignment_bytes,
             dense_weight_bytes: manifest.dense_weight_bytes,
-            ffn_bytes: ffn(|layer| layer.stride_bytes),
-            ffn_padding_bytes: ffn(|layer| layer.stride_bytes - layer.record_bytes),
+            ffn_bytes,
+            ffn_padding_bytes,
             resident_bytes: files
                 .iter()
                 .find(|file| file.name == RESIDENT_FILE)
@@ -158,17 +180,41 @@ fn layers(folder: &FlashFolder, predictors: Option<&PredictorMetadata>) -> Vec<L
             selected_fraction: found.selected_fraction[index],
             union_fraction: found.union_fraction[index],
         };
+        let has_neurons = layer.layout.has_neurons();
+        let inputs = if layout.gated {
+            vec!["gate", "up"]
+        } else {
+            vec!["up"]
+        };
+        let columns = ColumnKind::ALL.into_iter().filter_map(|kind| {
+            let layout = layer.column_layout(kind)?;
+            Some(Columns {
+                record: match kind {
+                    ColumnKind::Channel => inputs.clone(),
+                    ColumnKind::Down => vec!["down"],
+                },
+                count: layer.column_count(kind),
+                rows: layout.rows,
+                record_bytes: layout.record_bytes(),
+                stride_bytes: layout.stride_bytes,
+            })
+        });
         Layer {
             prefix: layer.prefix.clone(),
             file: layer.file.clone(),
-            record: if layout.gated {
-                vec!["gate", "up", "down"]
-            } else {
-                vec!["up", "down"]
+            layout: layer.layout.name(),
+            columns: columns.collect(),
+            record: match has_neurons {
+                true => [inputs, vec!["down"]].concat(),
+                false => Vec::new(),
             },
             hidden_size: layer.hidden_size,
             intermediate_size: layer.intermediate_size,
-            record_bytes: layout.record_bytes(),
+            record_bytes: if has_neurons {
+                layout.record_bytes()
+            } else {
+                0
+            },
             stride_bytes: layer.stride_bytes,
             predictor: predictors.map(predictor),
         }
@@ -177,6 +223,30 @@ fn layers(folder: &FlashFolder, predictors: Option<&PredictorMetadata>) -> Vec<L
 }
 
 impl Inspection {
+    /// A line for each kind of records of a layer.
+    fn write_records(&self, f: &mut fmt::Formatter<'_>, layer: &Layer) -> fmt::Result {
+        let neurons = Columns {
+            record: layer.record.clone(),
+            count: layer.intermediate_size,
+            rows: layer.hidden_size,
+            record_bytes: layer.record_bytes,
+            stride_bytes: layer.stride_bytes,
+        };
+        let neurons = Some(("record", &neurons)).filter(|(_, kind)| !kind.record.is_empty());
+        let columns = layer.columns.iter().map(|kind| ("columns", kind));
+        for (label, kind) in neurons.into_iter().chain(columns) {
+            writeln!(
+                f,
+                "{label:<12}{} of {} values, {} + {} B padding",
+                kind.record.join(" + "),
+                kind.rows,
+                HumanBytes(kind.record_bytes as u64),
+                kind.stride_bytes - kind.record_bytes
+            )?;
+        }
+        Ok(())
+    }
+
     /// How the records are read, and whether they lie in an order of their own.
     fn reads(&self) -> String {
         let alignment = match self.io_mode {
@@ -208,15 +278,7 @@ impl fmt::Display for Inspection {
             self.dtype
         )?;
         if let Some(layer) = self.layers.first() {
-            writeln!(
-                f,
-                "{:<12}{} of {} values, {} + {} B padding",
-                "record",
-                layer.record.join(" + "),
-                layer.hidden_size,
-                HumanBytes(layer.record_bytes as u64),
-                layer.stride_bytes - layer.record_bytes
-            )?;
+            self.write_records(f, layer)?;
         }
         writeln!(f, "{:<12}{}", "reads", self.reads())?;
         let parts = [

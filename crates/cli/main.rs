@@ -10,6 +10,7 @@ mod columns;
 mod compare;
 mod convert;
 mod demo;
+mod dip;
 mod disk;
 mod doctor;
 mod draw;

@@ -85,8 +85,8 @@ pub(crate) fn pass(model: &mut LoadedModel, ids: &[u32]) -> Result<(Pass, Vec<f3
         ffn_ms: ms(ffn.compute),
         bytes_read: bytes_read as f64,
         streamed_bytes: (matrices.bytes_streamed - before.bytes_streamed) as f64,
-        record_bytes: (missed * stride_bytes(folder)) as f64,
-        touched_bytes: matrix_bytes as f64 + ffn_bytes(folder, &ffn) + kv_bytes(model),
+        record_bytes: (ffn.bytes_read + ffn.ahead_used * stride_bytes(folder)) as f64,
+        touched_bytes: matrix_bytes as f64 + ffn_bytes(model, &ffn) + kv_bytes(model),
         ahead_read: ffn.ahead_read as f64,
         ahead_used: ffn.ahead_used as f64,
         selected: ffn.selected_fraction(),
@@ -107,11 +107,14 @@ fn stride_bytes(folder: &FlashFolder) -> u64 {
     layer.map_or(0, |layer| layer.stride_bytes as u64)
 }
 
-/// Rows of the selected neurons, and down columns of the active ones.
-fn ffn_bytes(folder: &FlashFolder, ffn: &FfnStats) -> f64 {
-    let Some(layer) = folder.manifest().layers.first() else {
+/// Rows of the selected neurons, and down columns of the active ones; or the weights of the selected columns.
+fn ffn_bytes(model: &LoadedModel, ffn: &FfnStats) -> f64 {
+    let Some(layer) = model.folder().manifest().layers.first() else {
         return 0.0;
     };
+    if model.plan().goes_by_columns() {
+        return ffn.active as f64 * layer.dtype.size_bytes() as f64;
+    }
     let layout = layer.record_layout();
     let rows = layout.down_range().start as f64;
     (ffn.hits + ffn.misses) as f64 * rows + ffn.active as f64 * layout.row_bytes() as f64

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{ensure, Result};
 use candle_wick::BudgetPlan;
 use candle_wick_models::Interrupt;
 use clap::Args;
@@ -49,6 +49,11 @@ struct Outlook {
 pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
     let model = args.model.open(Interrupt::new())?;
     let plan = candle_wick_models::plan(&model.folder, &model.options)?;
+    ensure!(
+        !(args.predict && plan.selector.is_dip()),
+        "--predict knows nothing of {}: what it misses depends on the text; `wick bench decode` measures it",
+        plan.selector
+    );
     let prediction = match args.predict {
         true => Some(predict(&model, &plan, args.prompt_tokens)?),
         false => None,

@@ -11,6 +11,7 @@ use candle_wick_convert::ConvertProgress;
 use clap::Args;
 use serde::Serialize;
 
+use crate::convert::LayoutChoice;
 use crate::output;
 
 #[derive(Args, Debug)]
@@ -25,6 +26,10 @@ pub(crate) struct SynthArgs {
     /// Element type of all weights
     #[arg(long, default_value = "f16", value_parser = ["f16", "bf16", "f32"])]
     dtype: String,
+
+    /// Records that an FFN is stored in: neuron, channel or both, as for `wick convert`
+    #[arg(long, value_name = "NAME", default_value = "neuron")]
+    layout: LayoutChoice,
 
     /// Write the first COUNT layers only
     #[arg(long, value_name = "COUNT")]
@@ -62,6 +67,7 @@ struct Report {
 pub(crate) fn run(args: &SynthArgs) -> Result<ExitCode> {
     let options = SyntheticOptions {
         dtype: args.dtype.as_str().try_into()?,
+        layout: args.layout.layout(),
         layers: args.layers,
         seed: args.seed,
     };

@@ -2,20 +2,29 @@
 
 use std::path::PathBuf;
 
-use candle_wick::Memory;
+use candle_wick::{DipOptions, Memory, SelectorKind};
 use candle_wick_models::Sampling;
 use clap::Parser;
 
 #[derive(Parser)]
 pub struct Args {
     /// Converted folder, from `wick convert`.
-    #[arg(long)]
+    #[arg(long, alias = "model-id")]
     pub model: PathBuf,
     #[arg(long)]
     pub prompt: Option<String>,
     /// 60% of the dense weights, 4GiB in all; without it everything stays in memory.
     #[arg(long)]
     pub memory: Option<Memory>,
+    /// dense, oracle, lowrank, dip or dip-ca; by default lowrank where there are predictors, else dense.
+    #[arg(long)]
+    pub selector: Option<SelectorKind>,
+    /// Share of the FFN weights that dip and dip-ca keep.
+    #[arg(long, default_value_t = DipOptions::default().density)]
+    pub density: f64,
+    /// What dip-ca multiplies a value with whose column is not in memory.
+    #[arg(long, default_value_t = DipOptions::default().gamma)]
+    pub gamma: f64,
     #[arg(long, default_value_t = 0.8)]
     pub temperature: f64,
     #[arg(long)]
@@ -33,6 +42,14 @@ pub struct Args {
 }
 
 impl Args {
+    pub fn dip(&self) -> DipOptions {
+        DipOptions {
+            density: self.density,
+            gamma: self.gamma,
+            ..DipOptions::default()
+        }
+    }
+
     pub fn sampling(&self) -> Sampling {
         Sampling {
             temperature: self.temperature,

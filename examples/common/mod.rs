@@ -25,6 +25,8 @@ pub fn generate(family: &str, prompt: &str) -> anyhow::Result<()> {
     let tokenizer = WickTokenizer::load(folder.path())?.context("the folder has no tokenizer")?;
     let options = LoadOptions {
         memory: args.memory,
+        selector: args.selector,
+        dip: args.dip(),
         ..LoadOptions::default()
     };
     let mut model = LoadedModel::load(folder, &options)?;

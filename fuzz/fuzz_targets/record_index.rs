@@ -18,6 +18,7 @@ fn layer(prefix: &str, records: &TensorExtent) -> Option<FfnLayer> {
         hidden_size: 64,
         intermediate_size,
         stride_bytes,
+        column_strides: None,
         dtype: Dtype::F16,
         gate: None,
         up: "up".into(),

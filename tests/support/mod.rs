@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use candle_wick::{Memory, SelectorKind};
-use candle_wick_convert::{convert, ConvertOptions};
+use candle_wick_convert::{convert, ConvertOptions, Layout};
 use candle_wick_models::{LoadOptions, LoadedModel};
 use serde::Deserialize;
 
@@ -46,9 +46,15 @@ pub fn converted(source: &Path) -> tempfile::TempDir {
 
 /// As [`converted`], with options.
 pub fn converted_as(source: &Path, args: &ConvertArgs) -> tempfile::TempDir {
+    converted_to(source, args, Layout::Neuron)
+}
+
+/// As [`converted_as`], with records of another kind.
+pub fn converted_to(source: &Path, args: &ConvertArgs, layout: Layout) -> tempfile::TempDir {
     let out = tempfile::tempdir().unwrap();
     let options = ConvertOptions {
         activation: args.activation.clone(),
+        layout,
         ..ConvertOptions::default()
     };
     convert(source, out.path(), &options, &|_| {}).unwrap();

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use wick_format::{FileEntry, Manifest, FORMAT_VERSION, MANIFEST_FILE, RESIDENT_FILE};
+use wick_format::{FileEntry, Layout, Manifest, FORMAT_VERSION, MANIFEST_FILE, RESIDENT_FILE};
 
 use crate::check::Checkpoint;
 use crate::config::CONFIG_FILE;
@@ -74,6 +74,12 @@ pub(crate) fn write_folder(
     options: &ConvertOptions,
     progress: &dyn Fn(ConvertProgress<'_>),
 ) -> Result<ConvertReport, ConvertError> {
+    if options.layout == Layout::Permuted {
+        return Err(ConvertError::Unsupported {
+            got: "layout permuted of a conversion".into(),
+            supported: "neuron, channel and both; `wick reorder` makes permuted ones".into(),
+        });
+    }
     let found = Found::look(out)?;
 
     let sized = Plan::new(

@@ -50,3 +50,4 @@ pub use convert::convert;
 pub use error::ConvertError;
 pub use family::supported_families;
 pub use options::{ConvertOptions, ConvertProgress, ConvertReport};
+pub use wick_format::Layout;

@@ -1,6 +1,6 @@
 //! What a caller of [`convert`](crate::convert) gives and gets.
 
-use wick_format::{Dtype, FileEntry};
+use wick_format::{Dtype, FileEntry, Layout};
 
 /// How to convert.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,6 +9,8 @@ pub struct ConvertOptions {
     pub dtype: Option<Dtype>,
     /// Activation to write into the converted `config.json`, for checkpoints whose own is wrong.
     pub activation: Option<String>,
+    /// Which records a layer has. Another order of neurons is made by [`reorder`](crate::reorder::reorder), not here.
+    pub layout: Layout,
     /// Layers are put together in one file up to this size; a larger layer has a file of its own.
     pub max_file_bytes: u64,
 }
@@ -18,6 +20,7 @@ impl Default for ConvertOptions {
         Self {
             dtype: None,
             activation: None,
+            layout: Layout::Neuron,
             max_file_bytes: 1 << 30,
         }
     }

@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use wick_format::{
-    ChecksumBlocks, FfnLayer, FileLayout, Layout, RecordLayout, StoredDtype, TensorSpec,
-    RESIDENT_FILE,
+    ChecksumBlocks, ColumnLayout, ColumnStrides, FfnLayer, FileLayout, FormatError, RecordLayout,
+    StoredDtype, TensorSpec, RESIDENT_FILE,
 };
 
 use crate::check::Checkpoint;
 use crate::config::CONFIG_FILE;
+use crate::records::RecordKind;
 use crate::source::file_name;
 use crate::state::JOB_KEY;
 use crate::tokenizer::TOKENIZER_FILE;
@@ -43,8 +44,8 @@ pub(crate) struct TensorFile {
 
 /// Where the bytes of an output tensor come from.
 pub(crate) enum Content {
-    /// The records of this layer (its position in the model).
-    Records(usize),
+    /// The records of this layer (its position in the model) of one kind.
+    Records(usize, RecordKind),
     /// The tensor of the same name, at this position in `Checkpoint::resident`.
     Plain(usize),
     /// The checksums of the tensor of this name, which lies before it.
@@ -151,8 +152,12 @@ fn record_files(
     let mut groups: Vec<Vec<usize>> = Vec::new();
     let mut group_bytes: u64 = 0;
     for position in 0..checkpoint.layers.len() {
-        let layer = ffn_layer(checkpoint, position)?;
-        let bytes = layer.intermediate_size as u64 * (layer.stride_bytes as u64 + 4);
+        let layer = ffn_layer(checkpoint, options, position)?;
+        let kinds = RecordKind::of(&layer).into_iter();
+        let shapes = kinds.map(|kind| kind.shape(&layer));
+        let bytes: u64 = shapes
+            .map(|[count, stride]| count as u64 * (stride as u64 + 4))
+            .sum();
         match groups.last_mut() {
             Some(group) if group_bytes.saturating_add(bytes) <= options.max_file_bytes => {
                 group.push(position);
@@ -184,46 +189,54 @@ fn record_file(
 ) -> Result<PlannedFile, ConvertError> {
     let mut specs = Vec::new();
     let mut contents = BTreeMap::new();
+    let mut checksum_specs = Vec::new();
     for &position in group {
         let layer = &layers[position];
-        let shape = [layer.intermediate_size, layer.stride_bytes];
-        specs.push(TensorSpec::new(
-            layer.neurons_tensor(),
-            StoredDtype::U8,
-            &shape,
-        ));
-        contents.insert(layer.neurons_tensor(), Content::Records(position));
+        for kind in RecordKind::of(layer) {
+            let (tensor, shape) = (kind.tensor(layer), kind.shape(layer));
+            let checksums = ChecksumBlocks::tensor_name(&tensor);
+            specs.push(TensorSpec::new(&tensor, StoredDtype::U8, &shape));
+            checksum_specs.push(TensorSpec::new(&checksums, StoredDtype::U32, &shape[..1]));
+            contents.insert(checksums, Content::ChecksumsOf(tensor.clone()));
+            contents.insert(tensor, Content::Records(position, kind));
+        }
     }
-    for layer in group.iter().map(|&position| &layers[position]) {
-        let shape = [layer.intermediate_size];
-        specs.push(TensorSpec::new(
-            layer.checksums_tensor(),
-            StoredDtype::U32,
-            &shape,
-        ));
-        let records = Content::ChecksumsOf(layer.neurons_tensor());
-        contents.insert(layer.checksums_tensor(), records);
-    }
+    specs.extend(checksum_specs);
     tensor_file(name, &specs, &BTreeMap::new(), contents)
 }
 
 /// The layer as the manifest will describe it, still without its file.
-fn ffn_layer(checkpoint: &Checkpoint, position: usize) -> Result<FfnLayer, ConvertError> {
+fn ffn_layer(
+    checkpoint: &Checkpoint,
+    options: &ConvertOptions,
+    position: usize,
+) -> Result<FfnLayer, ConvertError> {
     let spec = &checkpoint.layers[position];
-    let layout = RecordLayout::new(
-        checkpoint.hidden_size,
-        checkpoint.dtype,
-        spec.gate.is_some(),
-    )
-    .map_err(ConvertError::format(Path::new(CONFIG_FILE)))?;
+    let (hidden_size, intermediate_size) = (checkpoint.hidden_size, spec.intermediate_size);
+    let (dtype, gated) = (checkpoint.dtype, spec.gate.is_some());
+    let strides = || -> Result<(usize, Option<ColumnStrides>), FormatError> {
+        let neuron = RecordLayout::new(hidden_size, dtype, gated)?.stride_bytes;
+        let channel = ColumnLayout::new(intermediate_size, 1 + usize::from(gated), dtype)?;
+        let down = ColumnLayout::new(hidden_size, 1, dtype)?;
+        let columns = ColumnStrides {
+            channel_bytes: channel.stride_bytes,
+            down_bytes: down.stride_bytes,
+        };
+        let layout = options.layout;
+        let neuron = if layout.has_neurons() { neuron } else { 0 };
+        Ok((neuron, layout.has_columns().then_some(columns)))
+    };
+    let strides = strides().map_err(ConvertError::format(Path::new(CONFIG_FILE)));
+    let (stride_bytes, column_strides) = strides?;
     Ok(FfnLayer {
         prefix: spec.prefix.clone(),
         file: String::new(),
-        layout: Layout::Neuron,
-        hidden_size: checkpoint.hidden_size,
-        intermediate_size: spec.intermediate_size,
-        stride_bytes: layout.stride_bytes,
-        dtype: checkpoint.dtype,
+        layout: options.layout,
+        hidden_size,
+        intermediate_size,
+        stride_bytes,
+        column_strides,
+        dtype,
         gate: spec.gate.clone(),
         up: spec.up.clone(),
         down: spec.down.clone(),

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use wick_format::{
-    FileEntry, FileHasher, FormatError, Manifest, TensorIndex, MANIFEST_FILE, RESIDENT_FILE,
+    FileEntry, FileHasher, FormatError, Layout, Manifest, TensorIndex, MANIFEST_FILE, RESIDENT_FILE,
 };
 
 use crate::output::{hash_file, partial_name, OutputFolder};
@@ -39,6 +39,10 @@ pub(crate) fn job_of(sources: &[FileEntry], options: &ConvertOptions) -> String 
     ));
     line(format!("activation {:?}", options.activation));
     line(format!("max_file_bytes {}", options.max_file_bytes));
+    // Not told of the first layout there was, so that what was converted before is known again.
+    if options.layout != Layout::Neuron {
+        line(format!("layout {}", options.layout.name()));
+    }
     for file in sources {
         line(format!("{:?} {} {}", file.name, file.size_bytes, file.xxh3));
     }

@@ -27,9 +27,10 @@ pub(crate) fn write_tensors(
     let mut checksums_of: HashMap<&str, Vec<u32>> = HashMap::new();
     for (name, extent) in planned.layout.entries() {
         match planned.contents.get(name) {
-            Some(Content::Records(position)) => {
+            Some(Content::Records(position, kind)) => {
                 let layer = &layers[*position];
-                checksums_of.insert(name, write_records(checkpoint, layer, out, on_written)?);
+                let checksums = write_records(checkpoint, layer, *kind, out, on_written)?;
+                checksums_of.insert(name, checksums);
             }
             Some(Content::Plain(position)) => {
                 checksums_of.insert(name, write_plain(checkpoint, *position, out, on_written)?);

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use candle::{Device, IndexOp, Tensor};
 use candle_wick::{
     available_memory_bytes, current_rss_bytes, release_free_heap, Activation, ActivityTrace,
-    BudgetPlan, CachePolicy, FfnRecorder, FfnStats, FlashFolder, FlashVarBuilder, IoOptions,
-    Memory, Placement, PlanOptions, PredictorInput, SelectionRecorder, SelectorKind, Switches,
+    BudgetPlan, CachePolicy, DipOptions, FfnRecorder, FfnStats, FlashFolder, FlashVarBuilder,
+    IoOptions, Memory, Placement, PlanOptions, PredictorInput, SelectionRecorder, SelectorKind,
+    Switches,
 };
 use serde_json::Value;
 
@@ -32,6 +33,8 @@ pub struct LoadOptions {
     pub ctx: Option<usize>,
     /// Who chooses neurons; by default what uses the folder's predictors, and `Dense` where it has none.
     pub selector: Option<SelectorKind>,
+    /// What the selectors `dip` and `dip-ca` keep.
+    pub dip: DipOptions,
     /// Drop a neuron when none of this many tokens used it; `None` keeps it until its slot is wanted.
     pub window_tokens: Option<usize>,
     /// Which neuron leaves when its slot is wanted.
@@ -145,6 +148,7 @@ fn plan_budget(
         None => SelectorKind::Dense,
     };
     selector.check(folder, activation)?;
+    options.dip.check()?;
     let mut plan_options = PlanOptions {
         memory: options.memory,
         selector,
@@ -198,6 +202,7 @@ impl LoadedModel {
         let placement = Placement {
             switches: options.switches,
             cache_policy: options.cache_policy,
+            dip: options.dip,
             trace: options.trace.clone(),
             ..plan.placement()
         };
@@ -230,6 +235,7 @@ impl LoadedModel {
         self.check(ids)?;
         let started = Instant::now();
         let mut last = None;
+        self.vb.set_prompt(ids.len() > 1);
         for chunk in ids.chunks(self.plan.chunk_tokens) {
             let hidden = self.hidden_states(chunk)?;
             last = Some(hidden.i((.., chunk.len() - 1))?);
@@ -254,6 +260,8 @@ impl LoadedModel {
         each: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
         self.check(ids)?;
+        // What is scored stands for what would have been written.
+        self.vb.set_prompt(false);
         let mut index = 0;
         let together = self.plan.logits_tokens();
         for chunk in ids.chunks(self.plan.chunk_tokens) {

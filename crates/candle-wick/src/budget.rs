@@ -10,25 +10,25 @@
 //!
 //! Invariants:
 //! - `total_bytes <= budget`, and every later allocation of a model's size is one of `lines`;
-//! - each layer has at least one pass of slots, at most one slot a neuron.
+//! - each layer has at least one pass of slots, at most one slot a neuron; a layer that goes by columns has two caches, and
+//!   that holds for each of them.
 //!
-//! Not here: allocating.
+//! Not here: allocating, the plan as text (`plan_text`).
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use serde::Serialize;
 use wick_format::{FfnLayer, Layout, NeuronOrder};
 
+use crate::dip::DipOptions;
 use crate::error::{Error, Result};
 use crate::eviction_order::CachePolicy;
 use crate::folder::FlashFolder;
 use crate::memory::{HumanBytes, Memory};
-use crate::neuron_cache::NeuronCache;
 use crate::selector_kind::SelectorKind;
 use crate::var_builder::{Placement, Switches};
-use crate::weights::{slots_floor_bytes, slots_need, streamable, Weights};
-use crate::workspace::{workspace_bytes, CHUNK_TOKENS_MAX};
+use crate::weights::{all_slot_bytes, slots_floor_bytes, slots_need, streamable, Cached, Weights};
+use crate::workspace::{column_workspace_bytes, workspace_bytes, CHUNK_TOKENS_MAX};
 
 /// Pages that a process still touches after planning, whatever the model: code and read-only data that the
 /// forward pass runs through, stacks of its threads, small allocations.
@@ -129,8 +129,11 @@ pub struct BudgetPlan {
     pub dense_weight_bytes: u64,
     /// The items.
     pub lines: Vec<PlanLine>,
-    /// Slots of each layer.
+    /// Slots of each layer: for neurons, or for down columns where layers go by columns.
     pub slots_per_layer: Vec<usize>,
+    /// Slots for channels of each layer, where layers go by columns.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub channel_slots_per_layer: Vec<usize>,
     /// Matrices read from flash whenever they are used.
     pub streamed: Vec<String>,
     /// Prompt tokens computed together.
@@ -181,12 +184,22 @@ impl Fixed {
         let chunk = chunk_tokens.min(needs.ctx);
         let logits = logits_tokens(chunk) * LOGITS_COPIES + SAMPLING_COPIES;
         let activations = 4 * (chunk * needs.token_values + logits * needs.vocab_size) as u64;
+        let hidden = needs.hidden_size;
+        let steps = match options.selector.reads_columns(folder) {
+            true => {
+                workspace_bytes(chunk, hidden, ffn.max(hidden))
+                    + column_workspace_bytes(chunk, hidden, ffn)
+            }
+            false => workspace_bytes(chunk, hidden, ffn),
+        };
+        let caches = Cached::of(folder, options.selector);
         Self {
             process: options.process_bytes.saturating_sub(folder.ring_bytes()) + LATER_PAGES_BYTES,
             kv: needs.kv_position_bytes.saturating_mul(needs.ctx as u64),
-            scratch: activations + workspace_bytes(chunk, needs.hidden_size, ffn),
+            scratch: activations + steps,
             ring: folder.ring_bytes() + folder.bounce_bytes(),
-            books: layers.iter().map(books_bytes).sum(),
+            books: caches.iter().map(Cached::books_bytes).sum::<u64>()
+                + layers.iter().map(order_bytes).sum::<u64>(),
             vectors: folder
                 .resident_tensors()
                 .filter(|(_, extent)| extent.shape.len() < 2)
@@ -211,24 +224,23 @@ impl Fixed {
     }
 }
 
-/// Checksums, cache books and the order of one layer.
-fn books_bytes(layer: &FfnLayer) -> u64 {
-    let ffn = layer.intermediate_size;
-    let order = match layer.layout {
-        Layout::Neuron => 0,
-        Layout::Permuted => NeuronOrder::len_bytes(ffn),
-    };
-    NeuronCache::bookkeeping_bytes(ffn, ffn) + 4 * ffn as u64 + order
+/// The order of one layer.
+fn order_bytes(layer: &FfnLayer) -> u64 {
+    match layer.layout {
+        Layout::Permuted => NeuronOrder::len_bytes(layer.intermediate_size),
+        Layout::Neuron | Layout::Channel | Layout::Both => 0,
+    }
 }
 
 impl BudgetPlan {
     /// Plans; an error names the floor and what makes it up when the budget is below it.
     pub fn new(folder: &FlashFolder, needs: &ModelNeeds, options: &PlanOptions) -> Result<Self> {
         let matrices = streamable(folder, needs);
-        let layers = &folder.manifest().layers;
-        let slots_floor = slots_floor_bytes(layers);
-        let all_bytes = matrices.iter().map(|(_, bytes)| *bytes).sum::<u64>()
-            + layers.iter().map(FfnLayer::records_bytes).sum::<u64>();
+        let caches = Cached::of(folder, options.selector);
+        let slots_floor = slots_floor_bytes(&caches);
+        let records = caches.iter().map(|cached| cached.slot_bytes(cached.count));
+        let all_bytes =
+            matrices.iter().map(|(_, bytes)| *bytes).sum::<u64>() + records.sum::<u64>();
         let smallest = Fixed::of(folder, needs, options, CHUNK_TOKENS[CHUNK_TOKENS.len() - 1]);
         let weights_floor = smallest.weights() + slots_floor;
         let resident_floor = smallest.besides_weights().saturating_add(weights_floor);
@@ -270,8 +282,8 @@ impl BudgetPlan {
                 options,
             )
         })?;
-        let need = slots_need(folder, options.selector);
-        let weights = Weights::choose(layers, &matrices, weights_budget - fixed.weights(), &need);
+        let need = slots_need(folder, options.selector, &caches);
+        let weights = Weights::choose(&caches, &matrices, weights_budget - fixed.weights(), &need);
         Ok(Self::sum_up(
             folder,
             needs,
@@ -329,6 +341,8 @@ impl BudgetPlan {
             },
         ];
         let total_bytes = with_page_tables_line(&mut lines);
+        let mut slots_per_layer = weights.slots;
+        let channel_slots_per_layer = slots_per_layer.split_off(folder.manifest().layers.len());
         Self {
             budget_bytes: match options.memory {
                 Some(Memory::Bytes(bytes)) => bytes,
@@ -339,7 +353,8 @@ impl BudgetPlan {
             weight_bytes: fixed.weights() + weights.resident_bytes + weights.slot_bytes,
             dense_weight_bytes: folder.manifest().dense_weight_bytes,
             lines,
-            slots_per_layer: weights.slots_per_layer,
+            slots_per_layer,
+            channel_slots_per_layer,
             streamed: weights.streamed,
             chunk_tokens: fixed.chunk_tokens.min(needs.ctx),
             ctx: needs.ctx,
@@ -349,24 +364,26 @@ impl BudgetPlan {
         }
     }
 
-    /// The same plan with exactly `slots` slots in each layer (as far as it has neurons), whatever the budget:
-    /// for measuring what slots are worth.
+    /// The same plan with exactly `slots` slots in each layer (as far as it has neurons), or in each of its two caches,
+    /// whatever the budget: for measuring what slots are worth.
     pub fn with_slots(mut self, folder: &FlashFolder, slots: usize) -> Self {
-        let layers = &folder.manifest().layers;
-        self.slots_per_layer = layers
-            .iter()
-            .map(|layer| slots.max(2).min(layer.intermediate_size))
-            .collect();
-        let pairs = layers.iter().zip(&self.slots_per_layer);
-        let bytes: u64 = pairs
-            .map(|(layer, slots)| (slots * layer.stride_bytes) as u64)
-            .sum();
+        let caches = Cached::of(folder, self.selector);
+        let slots = caches.iter().map(|cached| slots.max(2).min(cached.count));
+        let mut slots: Vec<usize> = slots.collect();
+        let bytes = all_slot_bytes(&caches, &slots);
+        self.channel_slots_per_layer = slots.split_off(folder.manifest().layers.len());
+        self.slots_per_layer = slots;
         let line = self.lines.iter_mut().find(|line| line.label == SLOTS_LABEL);
         let before = line.map_or(0, |line| std::mem::replace(&mut line.bytes, bytes));
         self.total_bytes = with_page_tables_line(&mut self.lines);
         self.budget_bytes = self.total_bytes;
         self.weight_bytes = self.weight_bytes - before + bytes;
         self
+    }
+
+    /// Whether layers are multiplied by columns, and have two caches each.
+    pub fn goes_by_columns(&self) -> bool {
+        !self.channel_slots_per_layer.is_empty()
     }
 
     /// Positions whose logits fit into the scratch together.
@@ -378,7 +395,9 @@ impl BudgetPlan {
     pub fn placement(&self) -> Placement {
         Placement {
             selector: self.selector,
+            dip: DipOptions::default(),
             slots_per_layer: self.slots_per_layer.clone(),
+            channel_slots_per_layer: self.channel_slots_per_layer.clone(),
             window_tokens: self.window_tokens,
             cache_policy: CachePolicy::default(),
             streamed: self.streamed.iter().cloned().collect::<BTreeSet<_>>(),
@@ -431,48 +450,5 @@ fn below_floor(
         budget_bytes,
         floor_bytes,
         breakdown: listed.join(", "),
-    }
-}
-
-impl fmt::Display for BudgetPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for line in &self.lines {
-            writeln!(
-                f,
-                "{:<36} {:>12} {:>14}",
-                line.label,
-                HumanBytes(line.bytes).to_string(),
-                line.bytes
-            )?;
-        }
-        let total = HumanBytes(self.total_bytes).to_string();
-        writeln!(
-            f,
-            "{:<36} {total:>12} {:>14}",
-            "planned peak", self.total_bytes
-        )?;
-        let floor = HumanBytes(self.floor_bytes).to_string();
-        writeln!(f, "{:<36} {floor:>12} {:>14}", "floor", self.floor_bytes)?;
-        let share = 100.0 * self.weight_bytes as f64 / self.dense_weight_bytes.max(1) as f64;
-        writeln!(
-            f,
-            "{:<36} {share:>11.1}%",
-            "weights in DRAM, of the dense model"
-        )?;
-        let fewest = self.slots_per_layer.iter().min().unwrap_or(&0);
-        let most = self.slots_per_layer.iter().max().unwrap_or(&0);
-        let slots = if fewest == most {
-            format!("{most}")
-        } else {
-            format!("{fewest}..{most}")
-        };
-        writeln!(f, "{:<36} {slots:>12}", "slots per layer")?;
-        writeln!(f, "{:<36} {:>12}", "selector", self.selector.name())?;
-        let streamed = self.streamed.len();
-        write!(
-            f,
-            "{:<36} {streamed:>12}",
-            "matrices read from flash when used"
-        )
     }
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use wick_format::{
-    u32_values, FfnLayer, FileHasher, FormatError, Manifest, NeuronOrder, TensorExtent, TensorIndex,
+    u32_values, ColumnKind, FfnLayer, FileHasher, FormatError, Manifest, TensorExtent, TensorIndex,
 };
 use wick_io::{DirectIo, Engine, FlashFile, IoCounters, IoMode, Reader, READER_BOUNCE_BYTES};
 
@@ -22,7 +22,6 @@ use crate::io_options::IoOptions;
 use crate::predictor_file::PredictorFile;
 use crate::predictor_kind::PredictorForm;
 use crate::predictors::PredictorMetadata;
-use crate::records::Records;
 use crate::stats::MatrixStats;
 use crate::stored::{StoredMatrix, StreamRing};
 
@@ -73,14 +72,14 @@ impl TensorFile {
     }
 
     /// The bytes of a small tensor.
-    fn bytes(&self, extent: &TensorExtent) -> Result<Vec<u8>> {
+    pub(crate) fn bytes(&self, extent: &TensorExtent) -> Result<Vec<u8>> {
         let mut bytes = vec![0; extent.len_bytes as usize];
         self.file.read_exact_at(extent.offset_bytes, &mut bytes)?;
         Ok(bytes)
     }
 
     /// The values of a U32 tensor, which the index has checked to be one.
-    fn checksums(&self, extent: &TensorExtent) -> Result<Vec<u32>> {
+    pub(crate) fn checksums(&self, extent: &TensorExtent) -> Result<Vec<u32>> {
         let bytes = self.bytes(extent)?;
         Ok(u32_values(&bytes))
     }
@@ -102,7 +101,7 @@ impl TensorFile {
         .check(&self.path)
     }
 
-    fn format_error(&self, source: FormatError) -> Error {
+    pub(crate) fn format_error(&self, source: FormatError) -> Error {
         Error::Format {
             path: self.path.clone(),
             source,
@@ -155,10 +154,7 @@ impl FlashFolder {
                 records.insert(layer.file.clone(), file);
             }
             let file = &records[&layer.file];
-            let checked = layer.extents(&file.index);
-            checked.map_err(|source| file.format_error(source))?;
-            let checked = layer.order_extents(&file.index);
-            checked.map_err(|source| file.format_error(source))?;
+            check_records(layer, &file.index).map_err(|source| file.format_error(source))?;
         }
         let predictors = match predictors {
             None => PredictorFile::own(&path, io.direct, &manifest),
@@ -178,7 +174,7 @@ impl FlashFolder {
                 }
             }
         }
-        let strides = manifest.layers.iter().map(|layer| layer.stride_bytes);
+        let strides = manifest.layers.iter().flat_map(strides);
         let block_bytes_max = strides.fold(block_bytes_max, usize::max);
         let matrices = resident.index.tensors.values();
         let matrix_bytes_max = matrices.map(|extent| extent.len_bytes).max();
@@ -258,11 +254,17 @@ impl FlashFolder {
             .fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// The file that holds the records of layer `index`, and where in it they lie.
+    /// The file that holds the records of layer `index`, and where in it they lie: those of neurons, or those of channels
+    /// where there are no others.
     pub fn record_extent(&self, index: usize) -> Option<(&FlashFile, &TensorExtent)> {
         let layer = self.0.manifest.layers.get(index)?;
         let file = self.0.records.get(&layer.file)?;
-        let (records, _) = layer.extents(&file.index).ok()?;
+        let (records, _) = match layer.layout.has_neurons() {
+            true => layer.extents(&file.index).ok()?,
+            false => layer
+                .column_extents(ColumnKind::Channel, &file.index)
+                .ok()??,
+        };
         Some((&file.file, records))
     }
 
@@ -329,7 +331,7 @@ impl FlashFolder {
         let layers = &self.0.manifest.layers;
         let bounces = layers.iter().any(|layer| {
             let alignment = self.0.records[&layer.file].file.alignment_bytes();
-            !layer.stride_bytes.is_multiple_of(alignment)
+            strides(layer).any(|stride| !stride.is_multiple_of(alignment))
         });
         if bounces {
             (self.0.reader.threads() * READER_BOUNCE_BYTES) as u64
@@ -383,29 +385,9 @@ impl FlashFolder {
         file.matrix(name, extent)
     }
 
-    /// The records of one layer, one row each, and the neurons that they hold.
-    pub(crate) fn records(&self, layer: &FfnLayer) -> Result<Records> {
-        let file = &self.0.records[&layer.file];
-        let (records, checksums) = layer
-            .extents(&file.index)
-            .map_err(|source| file.format_error(source))?;
-        let stored = StoredMatrix {
-            name: layer.neurons_tensor(),
-            file: file.file.clone(),
-            offset_bytes: records.offset_bytes,
-            rows: layer.intermediate_size,
-            row_bytes: layer.stride_bytes,
-            block_rows: 1,
-            checksums: Some(file.checksums(checksums)?),
-        };
-        let order = layer.order_extents(&file.index);
-        let order = order.map_err(|source| file.format_error(source))?;
-        let order = order.map(|(order, checksum)| {
-            let (bytes, checksum) = (file.bytes(order)?, file.checksums(checksum)?);
-            let order = NeuronOrder::parse(&layer.order_tensor(), &bytes, checksum[0]);
-            order.map_err(|source| file.format_error(source))
-        });
-        Ok(Records::new(stored.check(&file.path)?, order.transpose()?))
+    /// The file with the records of `layer`.
+    pub(crate) fn record_file(&self, layer: &FfnLayer) -> &TensorFile {
+        &self.0.records[&layer.file]
     }
 
     pub(crate) fn missing(&self, name: &str) -> Error {
@@ -414,6 +396,28 @@ impl FlashFolder {
             path: self.0.path.clone(),
         }
     }
+}
+
+/// Distances between the records of `layer`, of whatever kind.
+fn strides(layer: &FfnLayer) -> impl Iterator<Item = usize> + '_ {
+    let columns = ColumnKind::ALL.map(|kind| layer.column_layout(kind));
+    let columns = columns
+        .into_iter()
+        .flatten()
+        .map(|layout| layout.stride_bytes);
+    columns.chain([layer.stride_bytes])
+}
+
+/// Refuses an index that lacks records of `layer`.
+fn check_records(layer: &FfnLayer, index: &TensorIndex) -> std::result::Result<(), FormatError> {
+    if layer.layout.has_neurons() {
+        layer.extents(index)?;
+    }
+    layer.order_extents(index)?;
+    for kind in ColumnKind::ALL {
+        layer.column_extents(kind, index)?;
+    }
+    Ok(())
 }
 
 /// Padding and checksums: tensors of the format, not of the model.

@@ -13,6 +13,8 @@ mod activation;
 mod ahead;
 mod alibi;
 mod budget;
+mod column_cache;
+mod dip;
 mod embedding;
 mod error;
 mod eviction_order;
@@ -27,6 +29,7 @@ mod memory;
 mod mlp;
 mod neuron_cache;
 mod neurons;
+mod plan_text;
 mod predictor;
 mod predictor_file;
 mod predictor_kind;
@@ -52,6 +55,7 @@ mod workspace;
 pub use activation::Activation;
 pub use alibi::Alibi;
 pub use budget::{BudgetPlan, ModelNeeds, PlanLine, PlanOptions};
+pub use dip::DipOptions;
 pub use embedding::FlashEmbedding;
 pub use error::{Error, Result};
 pub use eviction_order::CachePolicy;
@@ -73,6 +77,7 @@ pub use stats::{FfnStats, MatrixStats};
 pub use trace::{ActivityTrace, TraceFigures};
 pub use trace_recorder::TraceRecorder;
 pub use var_builder::{FlashVarBuilder, Placement, Switches};
+pub use wick_format::ColumnKind;
 pub use wick_io::{
     available_memory_bytes, current_rss_bytes, peak_rss_bytes, release_free_heap, share_one_heap,
     DirectIo, Engine, IoCounters, IoMode, SlowDiskOptions,

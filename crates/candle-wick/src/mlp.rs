@@ -25,6 +25,7 @@ use wick_io::SlotBuffer;
 
 use crate::activation::Activation;
 use crate::ahead::{Ahead, Worth};
+use crate::dip::DipLayer;
 use crate::error::{Error, Result};
 use crate::neuron_cache::NeuronCache;
 use crate::neurons::{LayerNeurons, Rows};
@@ -45,8 +46,14 @@ const FILL_NEURONS: usize = 1024;
 /// `forward` from a plain thread, or inside a pool that works for this model alone: a thread that waits for its products
 /// picks up other tasks of its pool, and one that wants the same lock would make it wait for itself.
 #[derive(Clone)]
-pub struct FlashMlp {
-    shared: Arc<Shared>,
+pub struct FlashMlp(Ffn);
+
+/// What a layer's weights are stored by.
+#[derive(Clone)]
+enum Ffn {
+    Neurons(Arc<Shared>),
+    /// The steps above are not its own: see `dip`.
+    Columns(Arc<DipLayer>),
 }
 
 /// One layer.
@@ -119,6 +126,10 @@ impl FlashMlp {
             });
         }
         let placement = vb.placement();
+        if placement.selector.reads_columns(vb.folder()) {
+            let layer = DipLayer::load(&vb, index, layer, activation)?;
+            return Ok(Self(Ffn::Columns(Arc::new(layer))));
+        }
         let slots = placement.slots_per_layer[index];
         let slot_count = slots.max(2).min(intermediate_size);
         let (policy, window_tokens) = (placement.cache_policy, placement.window_tokens);
@@ -134,22 +145,20 @@ impl FlashMlp {
         if slot_count == intermediate_size && placement.window_tokens.is_none() {
             state.fill(&neurons)?;
         }
-        Ok(Self {
-            shared: Arc::new(Shared {
-                index,
-                slot_count,
-                selector: Selector::load(&vb, index, &neurons)?,
-                neurons,
-                switches,
-                next: OnceLock::new(),
-                workspace: vb.workspace().clone(),
-                state: Mutex::new(state),
-            }),
-        })
+        Ok(Self(Ffn::Neurons(Arc::new(Shared {
+            index,
+            slot_count,
+            selector: Selector::load(&vb, index, &neurons)?,
+            neurons,
+            switches,
+            next: OnceLock::new(),
+            workspace: vb.workspace().clone(),
+            state: Mutex::new(state),
+        }))))
     }
 
     /// Chooses the neurons of `x` `(.., hidden_size)` and starts to read them: what a caller computes until
-    /// [`MlpTicket::finish`] overlaps with reading.
+    /// [`MlpTicket::finish`] overlaps with reading. A layer that goes by columns begins nothing.
     ///
     /// # Errors
     /// As of [`Module::forward`].
@@ -162,7 +171,7 @@ impl FlashMlp {
     /// begin nothing: [`MlpTicket::finish_with`] does all of it.
     pub fn begin_with(&self, x: &Tensor, layer_input: &Tensor) -> candle::Result<MlpTicket> {
         self.record(PredictorInput::LayerInput, layer_input)?;
-        match self.shared.selector.input() {
+        match self.0.input() {
             PredictorInput::FfnInput => self.begin_seen(x, Some(x), None),
             PredictorInput::LayerInput => self.begin_seen(x, Some(layer_input), Some(layer_input)),
             PredictorInput::AttentionResidual => self.begin_seen(x, None, None),
@@ -182,7 +191,9 @@ impl FlashMlp {
             layer_input: kept.cloned(),
             step: None,
         };
-        let shared = &self.shared;
+        let Ffn::Neurons(shared) = &self.0 else {
+            return Ok(ticket);
+        };
         if let (Some(seen), true) = (seen, shared.switches.overlap) {
             self.with_inputs(x, seen, |x, seen| {
                 let first = shared.chunks(x).zip(shared.chunks(seen)).next();
@@ -203,7 +214,7 @@ impl FlashMlp {
         } = residuals;
         self.record(PredictorInput::LayerInput, layer_input)?;
         self.record(PredictorInput::AttentionResidual, after_attention)?;
-        let seen = match self.shared.selector.input() {
+        let seen = match self.0.input() {
             PredictorInput::FfnInput => x,
             PredictorInput::LayerInput => layer_input,
             PredictorInput::AttentionResidual => after_attention,
@@ -213,23 +224,28 @@ impl FlashMlp {
 
     /// Refuses to run without the residual stream where the predictors were made for it.
     fn refuse_other_inputs(&self) -> Result<()> {
-        let input = self.shared.selector.input();
-        if input == PredictorInput::FfnInput {
-            return Ok(());
+        match &self.0 {
+            Ffn::Neurons(shared) if shared.selector.input() != PredictorInput::FfnInput => {
+                Err(Error::PredictorInput {
+                    prefix: shared.neurons.layer.prefix.clone(),
+                    input: shared.selector.input(),
+                })
+            }
+            _ => Ok(()),
         }
-        Err(Error::PredictorInput {
-            prefix: self.shared.neurons.layer.prefix.clone(),
-            input,
-        })
     }
 
     /// Shows `rows` to who asked for inputs of this kind.
     fn record(&self, kind: PredictorInput, rows: &Tensor) -> candle::Result<()> {
-        let work = &mut *lock(&self.shared.workspace);
+        let (index, workspace) = match &self.0 {
+            Ffn::Neurons(shared) => (shared.index, &shared.workspace),
+            Ffn::Columns(layer) => (layer.index, &layer.workspace),
+        };
+        let work = &mut *lock(workspace);
         match work.recorder(kind) {
             None => Ok(()),
             Some(record) => with_f32(rows, |values| {
-                record(self.shared.index, values);
+                record(index, values);
                 Ok(())
             }),
         }
@@ -242,7 +258,7 @@ impl FlashMlp {
         seen: &Tensor,
         f: impl FnOnce(&[f32], &[f32]) -> candle::Result<T>,
     ) -> candle::Result<T> {
-        let hidden = self.shared.neurons.layer.hidden_size;
+        let hidden = self.0.hidden_size();
         check_width(x, hidden)?;
         check_width(seen, hidden)?;
         if x.elem_count() != seen.elem_count() {
@@ -273,14 +289,17 @@ impl FlashMlp {
         y: &mut [f32],
         mut begun: Option<Step>,
     ) -> Result<()> {
-        let shared = &self.shared;
-        let hidden = shared.neurons.layer.hidden_size;
+        let hidden = self.0.hidden_size();
         assert!(
             x.len() == y.len() && x.len().is_multiple_of(hidden),
             "{} and {} values in rows of {hidden}",
             x.len(),
             y.len()
         );
+        let shared = match &self.0 {
+            Ffn::Neurons(shared) => shared,
+            Ffn::Columns(layer) => return layer.forward_rows(x, y),
+        };
         let chunks = y.chunks_mut(CHUNK_TOKENS_MAX * hidden);
         let inputs = shared.chunks(x).zip(shared.chunks(seen));
         for ((x, seen), y) in inputs.zip(chunks) {
@@ -309,15 +328,38 @@ impl FlashMlp {
     /// Lets this layer guess, from its own input, what `next` will want, and start to read it: for models whose FFNs
     /// come after attention. Only the first call counts.
     pub fn look_ahead_to(&self, next: &Self) {
-        let hidden = |mlp: &Self| mlp.shared.neurons.layer.hidden_size;
-        if hidden(self) == hidden(next) && !Arc::ptr_eq(&self.shared, &next.shared) {
-            let _is_first = self.shared.next.set(next.shared.clone());
+        let (Ffn::Neurons(this), Ffn::Neurons(next)) = (&self.0, &next.0) else {
+            return;
+        };
+        let hidden = |shared: &Shared| shared.neurons.layer.hidden_size;
+        if hidden(this) == hidden(next) && !Arc::ptr_eq(this, next) {
+            let _is_first = this.next.set(next.clone());
         }
     }
 
     /// Forgets which neurons are in DRAM: each is read again when it is wanted.
     pub fn clear_neuron_cache(&self) {
-        self.shared.state().cache.clear();
+        match &self.0 {
+            Ffn::Neurons(shared) => shared.state().cache.clear(),
+            Ffn::Columns(layer) => layer.clear_cache(),
+        }
+    }
+}
+
+impl Ffn {
+    fn hidden_size(&self) -> usize {
+        match self {
+            Self::Neurons(shared) => shared.neurons.layer.hidden_size,
+            Self::Columns(layer) => layer.hidden_size(),
+        }
+    }
+
+    /// What chooses looks at.
+    fn input(&self) -> PredictorInput {
+        match self {
+            Self::Neurons(shared) => shared.selector.input(),
+            Self::Columns(_) => PredictorInput::FfnInput,
+        }
     }
 }
 
@@ -338,7 +380,7 @@ impl MlpTicket {
     /// # Errors
     /// The predictors look at what attention gave, which only [`Self::finish_with`] is told.
     pub fn finish(self) -> candle::Result<Tensor> {
-        if self.mlp.shared.selector.input() == PredictorInput::AttentionResidual {
+        if self.mlp.0.input() == PredictorInput::AttentionResidual {
             self.mlp.refuse_other_inputs()?;
         }
         let seen = self.layer_input.as_ref().unwrap_or(&self.x);
@@ -349,7 +391,7 @@ impl MlpTicket {
     pub fn finish_with(self, after_attention: &Tensor) -> candle::Result<Tensor> {
         let kind = PredictorInput::AttentionResidual;
         self.mlp.record(kind, after_attention)?;
-        if self.mlp.shared.selector.input() == kind {
+        if self.mlp.0.input() == kind {
             return self.mlp.compute(&self.x, after_attention, self.step);
         }
         self.finish()

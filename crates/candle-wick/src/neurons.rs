@@ -39,10 +39,6 @@ impl LayerNeurons {
         activation: Activation,
         bundled: bool,
     ) -> Result<Self> {
-        let vector = |name: &Option<String>, len: usize| -> Result<Option<Vec<f32>>> {
-            let load = |name: &String| Matrix::load(folder, name, &[len], false)?.to_f32();
-            name.as_ref().map(load).transpose()
-        };
         Ok(Self {
             folder: folder.clone(),
             records: folder.records(&layer)?,
@@ -50,9 +46,9 @@ impl LayerNeurons {
             dtype: kernel_dtype(layer.dtype),
             activation,
             bundled,
-            gate_bias: vector(&layer.gate_bias, layer.intermediate_size)?,
-            up_bias: vector(&layer.up_bias, layer.intermediate_size)?,
-            down_bias: vector(&layer.down_bias, layer.hidden_size)?,
+            gate_bias: optional_values(folder, &layer.gate_bias, layer.intermediate_size)?,
+            up_bias: optional_values(folder, &layer.up_bias, layer.intermediate_size)?,
+            down_bias: optional_values(folder, &layer.down_bias, layer.hidden_size)?,
             layer,
         })
     }
@@ -156,6 +152,16 @@ impl LayerNeurons {
         dot_rows(self.dtype, count, row, x.values, x.tokens, out);
         add_bias(out, x.tokens, &self.up_bias, neuron);
     }
+}
+
+/// A vector of `len` values as f32, where there is one.
+pub(crate) fn optional_values(
+    folder: &FlashFolder,
+    name: &Option<String>,
+    len: usize,
+) -> Result<Option<Vec<f32>>> {
+    let load = |name: &String| Matrix::load(folder, name, &[len], false)?.to_f32();
+    name.as_ref().map(load).transpose()
 }
 
 /// The inputs of a step, `(tokens, hidden)` in row-major order.

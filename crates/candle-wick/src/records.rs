@@ -1,13 +1,14 @@
-//! The records of one layer, by neuron: the only place that knows in which order they lie.
+//! The records of one layer, by neuron: the only place that knows in which order they lie. Those of columns, where a layer
+//! has such records, are always in the order of their numbers.
 //!
 //! A folder may hold records in an order in which neurons that fire together lie together (`wick reorder`). Everywhere
 //! else a neuron has the number that it has in the model, so sums run in the same order and give the same bits.
 //!
-//! Not here: finding a good order (`candle-wick-convert`), what a record holds (`neurons`).
+//! Not here: finding a good order (`candle-wick-convert`), what a record holds (`neurons`, `column_cache`).
 
 use std::ops::Range;
 
-use wick_format::NeuronOrder;
+use wick_format::{ColumnKind, FfnLayer, NeuronOrder};
 use wick_io::{FlashFile, Reader, SlotBuffer, SlotRead};
 
 use crate::error::{Error, Result};
@@ -76,6 +77,64 @@ impl Records {
 }
 
 impl FlashFolder {
+    /// The records of one layer, one row each, and the neurons that they hold; refused where there are none.
+    pub(crate) fn records(&self, layer: &FfnLayer) -> Result<Records> {
+        if !layer.layout.has_neurons() {
+            return Err(Error::Folder {
+                path: self.path().to_owned(),
+                reason: format!(
+                    "{} has no records of whole neurons: convert with --layout neuron or both",
+                    layer.prefix
+                ),
+            });
+        }
+        let file = self.record_file(layer);
+        let (records, checksums) = layer
+            .extents(&file.index)
+            .map_err(|source| file.format_error(source))?;
+        let stored = StoredMatrix {
+            name: layer.neurons_tensor(),
+            file: file.file.clone(),
+            offset_bytes: records.offset_bytes,
+            rows: layer.intermediate_size,
+            row_bytes: layer.stride_bytes,
+            block_rows: 1,
+            checksums: Some(file.checksums(checksums)?),
+        };
+        let order = layer.order_extents(&file.index);
+        let order = order.map_err(|source| file.format_error(source))?;
+        let order = order.map(|(order, checksum)| {
+            let (bytes, checksum) = (file.bytes(order)?, file.checksums(checksum)?);
+            let order = NeuronOrder::parse(&layer.order_tensor(), &bytes, checksum[0]);
+            order.map_err(|source| file.format_error(source))
+        });
+        Ok(Records::new(stored.check(&file.path)?, order.transpose()?))
+    }
+
+    /// The column records of one layer, one row each; refused where there are none.
+    pub(crate) fn columns(&self, layer: &FfnLayer, kind: ColumnKind) -> Result<StoredMatrix> {
+        let file = self.record_file(layer);
+        let extents = layer.column_extents(kind, &file.index);
+        let extents = extents.map_err(|source| file.format_error(source))?;
+        let (records, checksums) = extents.ok_or_else(|| Error::Folder {
+            path: self.path().to_owned(),
+            reason: format!(
+                "{} has no records of columns: convert with --layout channel or both",
+                layer.prefix
+            ),
+        })?;
+        StoredMatrix {
+            name: layer.columns_tensor(kind),
+            file: file.file.clone(),
+            offset_bytes: records.offset_bytes,
+            rows: records.shape[0],
+            row_bytes: records.shape[1],
+            block_rows: 1,
+            checksums: Some(file.checksums(checksums)?),
+        }
+        .check(&file.path)
+    }
+
     /// Calls `consume` with the record of each of `neurons` in layer `index`, in the order of `neurons`: its whole stride,
     /// verified, and its crc32c. Some 4 MiB are in memory at a time.
     ///

@@ -1,6 +1,8 @@
-//! The neurons of a step, as a selector hands them to the cache and to the products.
+//! The neurons of a step, or its columns, as a selector hands them to the cache and to the products.
 //!
 //! Not here: who selects them (`selector`).
+
+use crate::workspace::CHUNK_TOKENS_MAX;
 
 /// The neurons of a step: the union over its tokens, and which token wants which.
 #[derive(Debug, Default)]
@@ -9,6 +11,11 @@ pub(crate) struct Selection {
     pub(crate) neurons: Vec<u32>,
     /// For each of them, bit `t` when token `t` selected it.
     pub(crate) wanted_by: Vec<u128>,
+}
+
+/// The bits of all of `tokens` tokens, one at least.
+pub(crate) fn all_of(tokens: usize) -> u128 {
+    u128::MAX >> (CHUNK_TOKENS_MAX - tokens)
 }
 
 impl Selection {

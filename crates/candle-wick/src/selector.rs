@@ -37,6 +37,9 @@ impl Selector {
             SelectorKind::Dense => return Ok(Self::Dense),
             SelectorKind::Oracle => return Ok(Self::Oracle),
             SelectorKind::LowRank | SelectorKind::Gate => Predictor::load(vb.folder(), index)?,
+            SelectorKind::Dip | SelectorKind::DipCa => {
+                unreachable!("layers that go by columns have no neurons to select")
+            }
         };
         let predictor = Box::new(predictor);
         Ok(match &vb.placement().trace {

@@ -21,9 +21,23 @@ pub enum SelectorKind {
     LowRank,
     /// The neurons that a quantised copy of the deciding matrix expects to be active.
     Gate,
+    /// The largest inputs, and the largest activations: see [`DipOptions`](crate::DipOptions).
+    Dip,
+    /// As `Dip`, with a preference for what is in memory.
+    DipCa,
 }
 
 impl SelectorKind {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Dense,
+        Self::Oracle,
+        Self::LowRank,
+        Self::Gate,
+        Self::Dip,
+        Self::DipCa,
+    ];
+
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
@@ -31,6 +45,8 @@ impl SelectorKind {
             Self::Oracle => "oracle",
             Self::LowRank => PredictorForm::LowRank.name(),
             Self::Gate => PredictorForm::Gate.name(),
+            Self::Dip => "dip",
+            Self::DipCa => "dip-ca",
         }
     }
 
@@ -45,7 +61,7 @@ impl SelectorKind {
     /// The form of the predictors that it uses, if it uses some.
     pub fn form(self) -> Option<PredictorForm> {
         match self {
-            Self::Dense | Self::Oracle => None,
+            Self::Dense | Self::Oracle | Self::Dip | Self::DipCa => None,
             Self::LowRank => Some(PredictorForm::LowRank),
             Self::Gate => Some(PredictorForm::Gate),
         }
@@ -53,12 +69,15 @@ impl SelectorKind {
 
     /// Refuses a selector that cannot be exact for `activation`, or lacks what it needs in `folder`.
     pub fn check(self, folder: &FlashFolder, activation: Activation) -> Result<()> {
+        if self.is_dip() {
+            return self.check_columns(folder);
+        }
         if self != Self::Dense && !activation.is_relu_like() {
             return Err(Error::Selector {
                 selector: self.name(),
                 reason: format!(
-                    "activation {} is never exactly zero, so no neuron can be skipped; use dense \
-                     (dip, for such models, is not there yet)",
+                    "activation {} is never exactly zero, so no neuron can be skipped; use dense, \
+                     or dip, which leaves out what matters least",
                     activation.name()
                 ),
             });
@@ -67,6 +86,31 @@ impl SelectorKind {
             folder.needed_predictors(form)?;
         }
         Ok(())
+    }
+
+    /// Whether it chooses of inputs and activations, and not of neurons.
+    pub fn is_dip(self) -> bool {
+        matches!(self, Self::Dip | Self::DipCa)
+    }
+
+    /// Whether FFNs of `folder` are multiplied by columns with it: all of them where there is no other way.
+    pub(crate) fn reads_columns(self, folder: &FlashFolder) -> bool {
+        let mut layers = folder.manifest().layers.iter();
+        self.is_dip() || (self == Self::Dense && layers.any(|layer| !layer.layout.has_neurons()))
+    }
+
+    fn check_columns(self, folder: &FlashFolder) -> Result<()> {
+        let mut layers = folder.manifest().layers.iter();
+        if layers.all(|layer| layer.layout.has_columns()) {
+            return Ok(());
+        }
+        Err(Error::Selector {
+            selector: self.name(),
+            reason: format!(
+                "{} has no records of columns; convert the checkpoint with --layout channel or both",
+                folder.path().display()
+            ),
+        })
     }
 }
 
@@ -80,17 +124,13 @@ impl FromStr for SelectorKind {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        match name {
-            "dense" => Ok(Self::Dense),
-            "oracle" => Ok(Self::Oracle),
-            "lowrank" => Ok(Self::LowRank),
-            "gate" => Ok(Self::Gate),
-            _ => Err(Error::UnknownName {
+        let mut all = Self::ALL.into_iter();
+        all.find(|kind| kind.name() == name)
+            .ok_or_else(|| Error::UnknownName {
                 what: "selector",
                 name: name.to_owned(),
-                known: "dense, oracle, lowrank, gate",
-            }),
-        }
+                known: "dense, oracle, lowrank, gate, dip, dip-ca",
+            })
     }
 }
 
@@ -100,14 +140,13 @@ mod tests {
 
     #[test]
     fn selectors_have_the_names_they_print_as() {
-        use SelectorKind::{Dense, Gate, LowRank, Oracle};
-        for kind in [Dense, Oracle, LowRank, Gate] {
+        for kind in SelectorKind::ALL {
             assert_eq!(kind.to_string().parse::<SelectorKind>().unwrap(), kind);
             assert!(kind
                 .form()
                 .is_none_or(|form| SelectorKind::of(form) == kind));
         }
         let error = "all".parse::<SelectorKind>().unwrap_err().to_string();
-        assert!(error.contains("dense, oracle, lowrank, gate"), "{error}");
+        assert!(error.contains("lowrank, gate, dip, dip-ca"), "{error}");
     }
 }

@@ -3,7 +3,8 @@
 use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
-/// Counters of one layer, or of several added up.
+/// Counters of one layer, or of several added up. Where layers go by columns, which are of two lengths, all that is counted
+/// in neurons is counted in weights instead.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FfnStats {
     /// Tokens computed; tokens times layers when layers are added up.

@@ -11,8 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use candle::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::VarBuilder;
-use wick_format::FfnLayer;
+use wick_format::{ColumnKind, FfnLayer};
 
+use crate::column_cache::COLUMN_SLOTS_MIN;
+use crate::dip::DipOptions;
 use crate::error::{Error, Result};
 use crate::eviction_order::CachePolicy;
 use crate::folder::FlashFolder;
@@ -29,8 +31,13 @@ use crate::workspace::{FfnRecorder, SelectionRecorder, Workspace};
 pub struct Placement {
     /// Who chooses the neurons.
     pub selector: SelectorKind,
-    /// Slots of each layer's neuron cache, in the manifest's order; two are the least, one a neuron the most.
+    /// What `dip` and `dip-ca` keep.
+    pub dip: DipOptions,
+    /// Slots of each layer's neuron cache, in the manifest's order; two are the least, one a neuron the most. In a layer
+    /// that goes by columns: of its cache of down columns.
     pub slots_per_layer: Vec<usize>,
+    /// Slots of each layer's cache of channels, where layers go by columns; two are the least, one a channel the most.
+    pub channel_slots_per_layer: Vec<usize>,
     /// Drop a neuron when none of this many tokens used it; `None` keeps it until its slot is wanted.
     pub window_tokens: Option<usize>,
     /// Which neuron leaves when its slot is wanted.
@@ -75,15 +82,24 @@ impl Placement {
             .layers
             .iter()
             .map(|layer| layer.intermediate_size);
+        let layers = folder.manifest().layers.iter();
         Self {
             selector,
+            dip: DipOptions::default(),
             slots_per_layer: slots.collect(),
+            channel_slots_per_layer: layers.map(|layer| layer.hidden_size).collect(),
             window_tokens: None,
             cache_policy: CachePolicy::default(),
             streamed: BTreeSet::new(),
             switches: Switches::default(),
             trace: None,
         }
+    }
+
+    /// Slots for channels of layer `index`.
+    pub(crate) fn channel_slots(&self, index: usize) -> usize {
+        let slots = self.channel_slots_per_layer.get(index);
+        slots.copied().unwrap_or(COLUMN_SLOTS_MIN)
     }
 }
 
@@ -158,6 +174,11 @@ impl FlashVarBuilder {
     /// Shows what each token's neurons are, in every FFN loaded from here, to `recorder` from now on, or to nobody.
     pub fn record_selections(&self, recorder: Option<SelectionRecorder>) {
         lock(&self.workspace).selection_recorder = recorder;
+    }
+
+    /// Whether what is computed from now on are the tokens of a prompt: `dip` and `dip-ca` may keep all of theirs.
+    pub fn set_prompt(&self, is_prompt: bool) {
+        lock(&self.workspace).is_prompt = is_prompt;
     }
 
     /// Whether a made-up history stands in for what the selector chooses.
@@ -247,6 +268,17 @@ pub(crate) enum FfnPart {
     Down,
 }
 
+impl FfnPart {
+    /// The records of columns that hold this matrix of `layer`, and its place among the matrices there.
+    pub(crate) fn in_columns(self, layer: &FfnLayer) -> (ColumnKind, usize) {
+        match self {
+            Self::Gate => (ColumnKind::Channel, 0),
+            Self::Up => (ColumnKind::Channel, usize::from(layer.gate.is_some())),
+            Self::Down => (ColumnKind::Down, 0),
+        }
+    }
+}
+
 /// The layer whose records hold matrix `name`, and which part of them it is.
 pub(crate) fn ffn_matrix<'a>(
     folder: &'a FlashFolder,
@@ -293,6 +325,10 @@ impl DenseBackend {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
+        if !layer.layout.has_neurons() {
+            let tensor = self.column_tensor(layer, part)?.to_dtype(dtype)?;
+            return Ok(tensor.to_device(device)?);
+        }
         let layout = layer.record_layout();
         let (hidden, ffn) = (layer.hidden_size, layer.intermediate_size);
         let range = match part {
@@ -318,6 +354,28 @@ impl DenseBackend {
             FfnPart::Gate | FfnPart::Up => tensor,
         };
         Ok(tensor.to_device(device)?)
+    }
+
+    /// A matrix of an FFN that is stored by columns alone.
+    fn column_tensor(&self, layer: &FfnLayer, part: FfnPart) -> Result<Tensor> {
+        let (kind, matrix) = part.in_columns(layer);
+        let records = self.folder.columns(layer, kind)?;
+        let layout = layer.column_layout(kind).expect("it has such records");
+        let place = layout.column_range(matrix);
+        let kernel_dtype = crate::neurons::kernel_dtype(layer.dtype);
+        let (columns, rows) = (records.rows, layout.rows);
+        let mut values = vec![0.0; columns * rows];
+        let (reader, mut ring) = (self.folder.reader(), self.folder.ring());
+        records.for_each_rows(reader, &mut ring, 0..columns, |numbers, bytes| {
+            let records = bytes.chunks(layout.stride_bytes);
+            for (number, record) in numbers.zip(records) {
+                let values = &mut values[number * rows..(number + 1) * rows];
+                wick_kernels::widen(kernel_dtype, &record[place.clone()], values);
+            }
+            Ok(())
+        })?;
+        let turned = Tensor::from_vec(values, (columns, rows), &Device::Cpu)?;
+        Ok(turned.t()?.contiguous()?)
     }
 }
 

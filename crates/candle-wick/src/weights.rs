@@ -2,32 +2,87 @@
 //!
 //! Not here: the rest of the budget (`budget`).
 
-use wick_format::FfnLayer;
+use wick_format::{ColumnKind, FfnLayer};
 
 use crate::budget::ModelNeeds;
+use crate::column_cache::COLUMN_SLOTS_MIN;
 use crate::folder::FlashFolder;
-use crate::neuron_cache::PASS_NEURONS;
+use crate::neuron_cache::{NeuronCache, PASS_NEURONS};
 use crate::predictors::PredictorMetadata;
 use crate::selector_kind::SelectorKind;
+
+/// Records that share a cache of slots.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cached {
+    /// How many there are.
+    pub(crate) count: usize,
+    /// What a slot for one takes.
+    pub(crate) stride_bytes: usize,
+    /// The smallest number of slots to work with: one pass.
+    pub(crate) slots_min: usize,
+}
+
+impl Cached {
+    fn neurons(layer: &FfnLayer) -> Self {
+        Self {
+            count: layer.intermediate_size,
+            stride_bytes: layer.stride_bytes,
+            slots_min: layer.intermediate_size.min(PASS_NEURONS),
+        }
+    }
+
+    fn columns(layer: &FfnLayer, kind: ColumnKind) -> Self {
+        let count = layer.column_count(kind);
+        let layout = layer.column_layout(kind);
+        Self {
+            count,
+            stride_bytes: layout.map_or(0, |layout| layout.stride_bytes),
+            slots_min: count.min(COLUMN_SLOTS_MIN),
+        }
+    }
+
+    /// What has a cache: the neurons of each layer; or the down columns of each, and then the channels of each.
+    pub(crate) fn of(folder: &FlashFolder, selector: SelectorKind) -> Vec<Self> {
+        let layers = &folder.manifest().layers;
+        if !selector.reads_columns(folder) {
+            return layers.iter().map(Self::neurons).collect();
+        }
+        let kinds = [ColumnKind::Down, ColumnKind::Channel];
+        let of_kind = |kind| layers.iter().map(move |layer| Self::columns(layer, kind));
+        kinds.into_iter().flat_map(of_kind).collect()
+    }
+
+    /// Bytes of `slots` slots.
+    pub(crate) fn slot_bytes(&self, slots: usize) -> u64 {
+        slots as u64 * self.stride_bytes as u64
+    }
+
+    /// Checksums and cache books.
+    pub(crate) fn books_bytes(&self) -> u64 {
+        NeuronCache::bookkeeping_bytes(self.count, self.count) + 4 * self.count as u64
+    }
+}
+
+/// Bytes of so many slots of each cache.
+pub(crate) fn all_slot_bytes(caches: &[Cached], slots: &[usize]) -> u64 {
+    let pairs = caches.iter().zip(slots);
+    pairs.map(|(cached, slots)| cached.slot_bytes(*slots)).sum()
+}
 
 /// What is in DRAM of the streamable matrices and the slots.
 pub(crate) struct Weights {
     pub(crate) resident_bytes: u64,
     pub(crate) streamed: Vec<String>,
-    pub(crate) slots_per_layer: Vec<usize>,
+    /// Of each cache.
+    pub(crate) slots: Vec<usize>,
     pub(crate) slot_bytes: u64,
 }
 
-/// The smallest number of slots a layer works with: one pass.
-fn slots_min(layer: &FfnLayer) -> usize {
-    layer.intermediate_size.min(PASS_NEURONS)
-}
-
-/// Bytes of the smallest number of slots in every layer.
-pub(crate) fn slots_floor_bytes(layers: &[FfnLayer]) -> u64 {
-    let slots = layers
+/// Bytes of the smallest number of slots in every cache.
+pub(crate) fn slots_floor_bytes(caches: &[Cached]) -> u64 {
+    let slots = caches
         .iter()
-        .map(|layer| (slots_min(layer) * layer.stride_bytes) as u64);
+        .map(|cached| cached.slot_bytes(cached.slots_min));
     slots.sum()
 }
 
@@ -44,8 +99,13 @@ pub(crate) fn streamable(folder: &FlashFolder, needs: &ModelNeeds) -> Vec<(Strin
     matrices
 }
 
-/// Each layer's need for slots, relative to the others': what 5 tokens select, where predictors tell.
-pub(crate) fn slots_need(folder: &FlashFolder, selector: SelectorKind) -> Vec<f64> {
+/// Each cache's need for slots, relative to the others': what 5 tokens select, where predictors tell, or else the same share
+/// of each.
+pub(crate) fn slots_need(
+    folder: &FlashFolder,
+    selector: SelectorKind,
+    caches: &[Cached],
+) -> Vec<f64> {
     let layers = &folder.manifest().layers;
     match (selector.form(), folder.predictors()) {
         (Some(_), Ok(Some(PredictorMetadata { union_fraction, .. }))) => layers
@@ -55,21 +115,18 @@ pub(crate) fn slots_need(folder: &FlashFolder, selector: SelectorKind) -> Vec<f6
                 layer.intermediate_size as f64 * f64::from(union.clamp(0.001, 1.0))
             })
             .collect(),
-        _ => layers
-            .iter()
-            .map(|layer| layer.intermediate_size as f64)
-            .collect(),
+        _ => caches.iter().map(|cached| cached.count as f64).collect(),
     }
 }
 
 impl Weights {
     pub(crate) fn choose(
-        layers: &[FfnLayer],
+        caches: &[Cached],
         matrices: &[(String, u64)],
         budget: u64,
         need: &[f64],
     ) -> Self {
-        let slots_floor = slots_floor_bytes(layers);
+        let slots_floor = slots_floor_bytes(caches);
         let mut resident_bytes: u64 = matrices.iter().map(|(_, bytes)| bytes).sum();
         let mut streamed = Vec::new();
         for (name, bytes) in matrices {
@@ -79,41 +136,31 @@ impl Weights {
             resident_bytes -= bytes;
             streamed.push(name.clone());
         }
-        let slots_per_layer = share_slots(layers, budget - resident_bytes, need);
-        let slots = layers.iter().zip(&slots_per_layer);
-        let slot_bytes = slots
-            .map(|(layer, slots)| (slots * layer.stride_bytes) as u64)
-            .sum();
+        let slots = share_slots(caches, budget - resident_bytes, need);
         Self {
             resident_bytes,
             streamed,
-            slots_per_layer,
-            slot_bytes,
+            slot_bytes: all_slot_bytes(caches, &slots),
+            slots,
         }
     }
 }
 
-/// Shares `bytes` out: every layer its minimum, then the same multiple of its need as far as it has neurons.
-fn share_slots(layers: &[FfnLayer], bytes: u64, need: &[f64]) -> Vec<usize> {
+/// Shares `bytes` out: every cache its minimum, then the same multiple of its need as far as it has records.
+fn share_slots(caches: &[Cached], bytes: u64, need: &[f64]) -> Vec<usize> {
     let slots_at = |level: f64| -> Vec<usize> {
-        let slots = layers.iter().zip(need).map(|(layer, need)| {
-            let wanted = (need * level).min(layer.intermediate_size as f64) as usize;
-            wanted.max(slots_min(layer))
+        let slots = caches.iter().zip(need).map(|(cached, need)| {
+            let wanted = (need * level).min(cached.count as f64) as usize;
+            wanted.max(cached.slots_min)
         });
         slots.collect()
     };
-    let fits = |slots: &[usize]| {
-        let taken = layers
-            .iter()
-            .zip(slots)
-            .map(|(layer, slots)| (slots * layer.stride_bytes) as u64);
-        taken.sum::<u64>() <= bytes
-    };
+    let fits = |slots: &[usize]| all_slot_bytes(caches, slots) <= bytes;
     let (mut low, mut high) = (0.0, 1.0);
     while !slots_at(high)
         .iter()
-        .zip(layers)
-        .all(|(s, l)| *s == l.intermediate_size)
+        .zip(caches)
+        .all(|(slots, cached)| *slots == cached.count)
     {
         high *= 2.0;
     }
@@ -130,9 +177,9 @@ fn share_slots(layers: &[FfnLayer], bytes: u64, need: &[f64]) -> Vec<usize> {
     }
     let mut slots = slots_at(low);
     // What rounding left over, a slot at a time.
-    for (index, layer) in layers.iter().enumerate() {
+    for (index, cached) in caches.iter().enumerate() {
         slots[index] += 1;
-        if slots[index] > layer.intermediate_size || !fits(&slots) {
+        if slots[index] > cached.count || !fits(&slots) {
             slots[index] -= 1;
         }
     }

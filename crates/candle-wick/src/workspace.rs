@@ -4,6 +4,8 @@ use wick_io::SlotRead;
 use wick_kernels::Accumulator;
 
 use crate::ahead::Settled;
+use crate::column_cache::PASS_COEFFICIENTS;
+use crate::dip::MaskScratch;
 use crate::lookahead::Trials;
 use crate::predictor_kind::PredictorInput;
 use crate::selection::Selection;
@@ -41,6 +43,9 @@ pub(crate) struct Workspace {
     recorders: [Option<FfnRecorder>; 3],
     pub(crate) trials: Trials,
     pub(crate) selection_recorder: Option<SelectionRecorder>,
+    pub(crate) mask: MaskScratch,
+    /// Whether the tokens at hand are those of a prompt.
+    pub(crate) is_prompt: bool,
 }
 
 /// What selectors compute with.
@@ -102,6 +107,17 @@ pub(crate) fn workspace_bytes(tokens: usize, hidden_size: usize, intermediate_si
     // A guess reads what it misses at once.
     let lists = intermediate_size * (4 + size_of::<SlotRead>());
     (activations + selections + lists + 4 * tokens * hidden_size) as u64
+}
+
+/// Bytes that it grows to beyond that where layers go by columns.
+pub(crate) fn column_workspace_bytes(
+    tokens: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+) -> u64 {
+    // Sums of gate and up, the same by token, and their products.
+    let activations = 4 * (5 * tokens * intermediate_size + PASS_COEFFICIENTS);
+    (activations + MaskScratch::bytes(hidden_size.max(intermediate_size))) as u64
 }
 
 /// Makes `buffer` hold `len` values without growing it beyond that.

@@ -14,6 +14,9 @@
 //! | +lookahead | and reads what the next layer will probably want |
 //! | dense in DRAM | every weight in memory, candle's own matmul, products only |
 //!
+//! With `--selector dip` or `dip-ca` the rows of a selector go by columns: `+selector` keeps none, `+window` keeps columns in
+//! two caches a layer, and `all` computes while reads are in flight. Bundling and reading ahead mean nothing there.
+//!
 //! The baselines `naive` and `hybrid` compute while they read, too, with the kernels of the others. Parts that are read
 //! apart are not checked, which takes a little off `+selector` and `+window`.
 //!
@@ -26,7 +29,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{ensure, Result};
+use anyhow::{bail, ensure, Result};
 use candle_wick::{available_memory_bytes, HumanBytes, Memory, SelectorKind};
 use candle_wick_models::LoadOptions;
 use clap::Args;
@@ -37,6 +40,7 @@ use super::row::{RowFigures, RowSpec};
 use super::subject::{Subject, SubjectArgs};
 use super::table::{DecodeBench, Measured, Row};
 use crate::args::{positive, share};
+use crate::dip::DipArgs;
 use crate::machine::Machine;
 use crate::output;
 use crate::probe::Rates;
@@ -62,6 +66,13 @@ pub(crate) struct DecodeArgs {
     /// Budget of all rows but `naive` and `dense in DRAM`
     #[arg(long, value_name = "SIZE", default_value = "50%")]
     memory: Memory,
+
+    /// Who chooses in the rows with a selector, if not the folder's predictors: dip or dip-ca
+    #[arg(long, value_name = "NAME")]
+    selector: Option<SelectorKind>,
+
+    #[command(flatten)]
+    dip: DipArgs,
 
     /// Positions of the KV cache that the budget is planned for [default: 384, or the model's longest]
     #[arg(long, value_name = "TOKENS")]
@@ -153,7 +164,12 @@ const ROWS: [&str; 8] = [
 impl Bench<'_> {
     /// The rows to measure; without predictors those of a selector make no sense.
     fn names(&self) -> Result<Vec<&'static str>> {
+        let is_dip = self.args.selector.is_some();
         let has_predictors = self.subject.folder.predictors()?.is_some();
+        let has_selector = is_dip || has_predictors;
+        if let Some(other) = self.args.selector.filter(|kind| !kind.is_dip()) {
+            bail!("--selector takes dip or dip-ca here, not {other}: predictors are used where there are some");
+        }
         for asked in &self.args.rows {
             ensure!(
                 ROWS.contains(&asked.as_str()),
@@ -165,15 +181,16 @@ impl Bench<'_> {
             let asked = &self.args.rows;
             let needs_selector = !["naive", "hybrid", DENSE_ROW].contains(name);
             (asked.is_empty() || asked.iter().any(|asked| asked == name))
-                && (has_predictors || !needs_selector)
+                && (has_selector || !needs_selector)
+                && !(is_dip && ["+bundling", "+lookahead"].contains(name))
         };
         let names: Vec<_> = ROWS.into_iter().filter(is_wanted).collect();
-        if !self.can_read_apart() {
+        if !is_dip && !self.can_read_apart() {
             output::note(
                 "gated or unaligned neurons: +selector and +window read rows and column together",
             );
         }
-        if !has_predictors {
+        if !has_selector {
             output::note("no predictors in this folder: only rows without a selector");
         }
         ensure!(!names.is_empty(), "no row is left to measure");
@@ -238,9 +255,14 @@ impl Bench<'_> {
         let has_selector = name != "naive" && name != "hybrid";
         // The row is there only where predictors are.
         let predictors = self.subject.folder.predictors()?.filter(|_| has_selector);
-        let selector = predictors.map_or(SelectorKind::Dense, |found| SelectorKind::of(found.form));
+        let selector = match (self.args.selector, predictors) {
+            (Some(dip), _) if has_selector => dip,
+            (_, Some(found)) => SelectorKind::of(found.form),
+            _ => SelectorKind::Dense,
+        };
         let mut options = LoadOptions {
             selector: Some(selector),
+            dip: self.args.dip.options(),
             ..self.subject.options(self.args.memory, self.ctx)
         };
         let is_naive = name == "naive";
@@ -258,7 +280,9 @@ impl Bench<'_> {
         Ok(RowSpec {
             window_tokens: keeps_nothing.then_some(0),
             overlap: !has_selector || ["all", "+lookahead"].contains(&name),
-            bundling: !["+selector", "+window"].contains(&name) || !self.can_read_apart(),
+            bundling: !["+selector", "+window"].contains(&name)
+                || selector.is_dip()
+                || !self.can_read_apart(),
             lookahead: name == "+lookahead",
             guessed: self.args.guessed,
             warmup_tokens: if has_selector { tokens.div_ceil(2) } else { 1 },

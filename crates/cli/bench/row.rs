@@ -10,8 +10,8 @@ use std::process::{Command, ExitCode, Output, Stdio};
 
 use anyhow::{bail, Context, Result};
 use candle_wick::{
-    peak_rss_bytes, CachePolicy, DirectIo, Engine, FlashFolder, IoOptions, Lookahead, Memory,
-    SelectorKind, Switches, TraceFigures,
+    peak_rss_bytes, CachePolicy, DipOptions, DirectIo, Engine, FlashFolder, IoOptions, Lookahead,
+    Memory, SelectorKind, Switches, TraceFigures,
 };
 use candle_wick_models::{LoadOptions, LoadedModel, Sampler, Sampling};
 #[cfg(target_os = "linux")]
@@ -37,6 +37,9 @@ pub(crate) struct RowSpec {
     /// What the plan then comes to: the most that the process may use.
     pub(crate) limit_bytes: u64,
     pub(crate) selector: String,
+    /// What `dip` and `dip-ca` keep.
+    pub(crate) density: f64,
+    pub(crate) gamma: f64,
     pub(crate) cache_policy: String,
     pub(crate) window_tokens: Option<usize>,
     pub(crate) slots_per_layer: Option<usize>,
@@ -108,6 +111,11 @@ impl RowSpec {
             memory: Some(self.memory.parse::<Memory>()?),
             ctx: Some(self.ctx),
             selector: Some(self.selector.parse::<SelectorKind>()?),
+            dip: DipOptions {
+                density: self.density,
+                gamma: self.gamma,
+                ..DipOptions::default()
+            },
             cache_policy: self.cache_policy.parse::<CachePolicy>()?,
             window_tokens: self.window_tokens,
             slots_per_layer: self.slots_per_layer,

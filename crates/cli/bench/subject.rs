@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use candle_wick::{BudgetPlan, CachePolicy, FlashFolder, IoOptions, Memory, SelectorKind};
+use candle_wick::{BudgetPlan, CachePolicy, FlashFolder, IoOptions, Memory};
 use candle_wick_models::LoadOptions;
 use clap::Args;
 
@@ -82,8 +82,8 @@ impl Subject {
     pub(crate) fn spec(&self, options: &LoadOptions) -> Result<RowSpec> {
         let plan = candle_wick_models::plan(&self.folder, options)?;
         let memory = options.memory.context("a row without a budget")?;
-        let has_selector = plan.selector != SelectorKind::Dense;
-        let activity = self.activity.filter(|_| has_selector);
+        let has_predictors = plan.selector.form().is_some();
+        let activity = self.activity.filter(|_| has_predictors);
         Ok(RowSpec {
             folder: self.folder.path().to_owned(),
             predictors: self.folder.predictors_path().map(Path::to_owned),
@@ -94,6 +94,8 @@ impl Subject {
                 Memory::Percent(_) => plan.budget_bytes,
             },
             selector: plan.selector.name().to_owned(),
+            density: options.dip.density,
+            gamma: options.dip.gamma,
             cache_policy: options.cache_policy.to_string(),
             window_tokens: options.window_tokens,
             slots_per_layer: options.slots_per_layer,
@@ -119,11 +121,10 @@ impl Subject {
             .folder
             .record_extent(0)
             .context("a model without layers")?;
-        let layer = &self.folder.manifest().layers[0];
         let records = Records {
             offset_bytes: extent.offset_bytes,
-            stride_bytes: layer.stride_bytes,
-            count: layer.intermediate_size as u64,
+            stride_bytes: extent.shape[1],
+            count: extent.shape[0] as u64,
         };
         Rates::measure(file, &records)
     }

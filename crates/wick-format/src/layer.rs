@@ -2,9 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::{SIZE_MAX, STRIDE_UNIT_BYTES};
+use crate::column::stride_fault;
+use crate::record::SIZE_MAX;
 use crate::{
-    ChecksumBlocks, Dtype, FormatError, RecordLayout, StoredDtype, TensorExtent, TensorIndex,
+    ChecksumBlocks, ColumnLayout, Dtype, FormatError, RecordLayout, StoredDtype, TensorExtent,
+    TensorIndex,
 };
 
 /// How the records of a layer are arranged.
@@ -15,6 +17,56 @@ pub enum Layout {
     Neuron,
     /// The same records in another order, which a tensor tells.
     Permuted,
+    /// One record an input channel, with its gate and up columns, and one a neuron, with its down column.
+    Channel,
+    /// The records of `Neuron`, and those of `Channel` beside them.
+    Both,
+}
+
+impl Layout {
+    /// Whether there are records of whole neurons.
+    pub const fn has_neurons(self) -> bool {
+        !matches!(self, Self::Channel)
+    }
+
+    /// Whether there are records of channels and of down columns.
+    pub const fn has_columns(self) -> bool {
+        matches!(self, Self::Channel | Self::Both)
+    }
+
+    /// The name in manifests.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Neuron => "neuron",
+            Self::Permuted => "permuted",
+            Self::Channel => "channel",
+            Self::Both => "both",
+        }
+    }
+}
+
+/// Distances between the records of a layer that is stored by columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ColumnStrides {
+    /// Between the records of two channels.
+    pub channel_bytes: usize,
+    /// Between the down columns of two neurons.
+    pub down_bytes: usize,
+}
+
+/// The two kinds of column records of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ColumnKind {
+    /// Gate and up, or up alone, by input channel.
+    Channel,
+    /// Down, by neuron.
+    Down,
+}
+
+impl ColumnKind {
+    /// Both, in the order of the file.
+    pub const ALL: [Self; 2] = [Self::Channel, Self::Down];
 }
 
 /// The FFN of one layer.
@@ -29,10 +81,13 @@ pub struct FfnLayer {
     pub layout: Layout,
     /// Elements of a row.
     pub hidden_size: usize,
-    /// Neurons, and so records.
+    /// Neurons.
     pub intermediate_size: usize,
-    /// Distance between two records.
+    /// Distance between two neuron records; 0 where there are none.
     pub stride_bytes: usize,
+    /// Distances between column records, where there are some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub column_strides: Option<ColumnStrides>,
     /// Element type of the records.
     pub dtype: Dtype,
     /// Name of the gate matrix `[intermediate, hidden]`, in gated FFNs.
@@ -60,12 +115,47 @@ impl FfnLayer {
         }
     }
 
-    /// Bytes of all records.
+    /// Where the columns lie in a record of this kind; `None` for a layer without such records.
+    pub fn column_layout(&self, kind: ColumnKind) -> Option<ColumnLayout> {
+        let strides = self.column_strides?;
+        let (rows, matrix_count, stride_bytes) = match kind {
+            ColumnKind::Channel => (
+                self.intermediate_size,
+                1 + usize::from(self.gate.is_some()),
+                strides.channel_bytes,
+            ),
+            ColumnKind::Down => (self.hidden_size, 1, strides.down_bytes),
+        };
+        Some(ColumnLayout {
+            rows,
+            matrix_count,
+            dtype: self.dtype,
+            stride_bytes,
+        })
+    }
+
+    /// How many records of this kind a layer with column records has.
+    pub fn column_count(&self, kind: ColumnKind) -> usize {
+        match kind {
+            ColumnKind::Channel => self.hidden_size,
+            ColumnKind::Down => self.intermediate_size,
+        }
+    }
+
+    /// Bytes of all records of whole neurons.
     pub fn records_bytes(&self) -> u64 {
         self.intermediate_size as u64 * self.stride_bytes as u64
     }
 
-    /// Name of the tensor with the records: U8 `[intermediate, stride]`.
+    /// Name of the tensor with column records: U8 `[count, stride]`.
+    pub fn columns_tensor(&self, kind: ColumnKind) -> String {
+        match kind {
+            ColumnKind::Channel => format!("{}.channels", self.prefix),
+            ColumnKind::Down => format!("{}.downs", self.prefix),
+        }
+    }
+
+    /// Name of the tensor with neuron records: U8 `[intermediate, stride]`.
     pub fn neurons_tensor(&self) -> String {
         format!("{}.neurons", self.prefix)
     }
@@ -85,7 +175,7 @@ impl FfnLayer {
         format!("{}.predictor.{part}", self.prefix)
     }
 
-    /// The extents of records and checksums in the file's index.
+    /// The extents of neuron records and their checksums in the file's index.
     ///
     /// # Errors
     /// One of them is missing, or has another dtype or shape than this layer says.
@@ -101,6 +191,25 @@ impl FfnLayer {
             &[self.intermediate_size],
         )?;
         Ok((records, checksums))
+    }
+
+    /// The extents of column records of this kind and of their checksums in the file's index; `None` for a layer without.
+    ///
+    /// # Errors
+    /// One of them is missing, or has another dtype or shape than this layer says.
+    pub fn column_extents<'a>(
+        &self,
+        kind: ColumnKind,
+        index: &'a TensorIndex,
+    ) -> Result<Option<(&'a TensorExtent, &'a TensorExtent)>, FormatError> {
+        let Some(layout) = self.column_layout(kind) else {
+            return Ok(None);
+        };
+        let (name, count) = (self.columns_tensor(kind), self.column_count(kind));
+        let records = index.expect(&name, StoredDtype::U8, &[count, layout.stride_bytes])?;
+        let checksums = ChecksumBlocks::tensor_name(&name);
+        let checksums = index.expect(&checksums, StoredDtype::U32, &[count])?;
+        Ok(Some((records, checksums)))
     }
 
     /// The extents of a permuted layer's order and of its checksum in the file's index; `None` for a layer whose
@@ -119,7 +228,7 @@ impl FfnLayer {
                 return Err(FormatError::Tensor {
                     tensor: name,
                     got: "there".into(),
-                    expected: "none in a layer of layout neuron".into(),
+                    expected: format!("none in a layer of layout {}", self.layout.name()),
                 });
             }
             return Ok(None);
@@ -145,17 +254,10 @@ impl FfnLayer {
                 return Err(fail(field, size.to_string(), format!("1 to {SIZE_MAX}")));
             }
         }
-        let record_bytes = self.record_layout().record_bytes(); // bounded by SIZE_MAX
-        let stride = self.stride_bytes;
-        let strides = record_bytes..record_bytes + 4096;
-        if !stride.is_multiple_of(STRIDE_UNIT_BYTES) || !strides.contains(&stride) {
-            let expected = format!(
-                "a multiple of {STRIDE_UNIT_BYTES} from {} to {}",
-                strides.start,
-                strides.end - 1
-            );
-            return Err(fail("stride_bytes", stride.to_string(), expected));
-        }
+        self.check_strides().map_err(|fault| {
+            let (field, got, expected) = fault;
+            fail(field, got, expected)
+        })?;
         if self.dtype != dtype {
             return Err(fail(
                 "dtype",
@@ -181,6 +283,40 @@ impl FfnLayer {
                 "empty".into(),
                 "the name of a tensor".into(),
             ));
+        }
+        Ok(())
+    }
+    /// The field, what it is and what it must be, of a stride that breaks a rule. Sizes are in bounds.
+    fn check_strides(&self) -> Result<(), (&'static str, String, String)> {
+        let stride = self.stride_bytes;
+        let fault = match self.layout.has_neurons() {
+            true => stride_fault(stride, self.record_layout().record_bytes()),
+            false => (stride != 0).then(|| "0 in a layer without neuron records".to_owned()),
+        };
+        if let Some(expected) = fault {
+            return Err(("stride_bytes", stride.to_string(), expected));
+        }
+        let name = self.layout.name();
+        match (self.layout.has_columns(), self.column_strides) {
+            (true, None) => {
+                let expected = format!("an object in a layer of layout {name}");
+                return Err(("column_strides", "missing".into(), expected));
+            }
+            (false, Some(_)) => {
+                let expected = format!("none in a layer of layout {name}");
+                return Err(("column_strides", "set".into(), expected));
+            }
+            _ => {}
+        }
+        for (kind, field) in [
+            (ColumnKind::Channel, "column_strides.channel_bytes"),
+            (ColumnKind::Down, "column_strides.down_bytes"),
+        ] {
+            let layout = self.column_layout(kind);
+            let fault = layout.and_then(|layout| Some((layout, layout.stride_fault()?)));
+            if let Some((layout, expected)) = fault {
+                return Err((field, layout.stride_bytes.to_string(), expected));
+            }
         }
         Ok(())
     }

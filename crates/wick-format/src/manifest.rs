@@ -5,7 +5,8 @@
 //! - file names are plain names, each listed once, and every layer's file is listed;
 //! - no two layers share a prefix; sizes are bounded, strides hold a record;
 //! - `model_hash` is that of the record files;
-//! - `order` is there when a layer is permuted, and only then.
+//! - `order` is there when a layer is permuted, and only then;
+//! - when a layer has column records, all layers are of its layout.
 //!
 //! Not here: whether the files are there and have these sizes and hashes.
 
@@ -166,7 +167,26 @@ impl Manifest {
         if self.model_hash != expected {
             return Err(fail("model_hash", &self.model_hash, &expected));
         }
-        self.check_order()
+        self.check_order()?;
+        self.check_layouts()
+    }
+
+    /// Whoever plans memory for columns plans it for every layer.
+    fn check_layouts(&self) -> Result<(), FormatError> {
+        let with_columns = self.layers.iter().find(|layer| layer.layout.has_columns());
+        let Some(layout) = with_columns.map(|layer| layer.layout) else {
+            return Ok(());
+        };
+        let mut layers = self.layers.iter();
+        match layers.position(|layer| layer.layout != layout) {
+            Some(position) => {
+                let field = format!("layers[{position}].layout");
+                let got = self.layers[position].layout.name();
+                let expected = format!("{}, as another layer's", layout.name());
+                Err(fail(&field, got, &expected))
+            }
+            None => Ok(()),
+        }
     }
 
     fn check_order(&self) -> Result<(), FormatError> {

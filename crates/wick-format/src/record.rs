@@ -92,7 +92,7 @@ impl RecordLayout {
 }
 
 /// The stride rule: see the module's doc. `None` when it does not fit.
-fn stride_of(record_bytes: usize) -> Option<usize> {
+pub(crate) fn stride_of(record_bytes: usize) -> Option<usize> {
     let page = record_bytes.checked_next_multiple_of(4096)?;
     if (page - record_bytes).checked_mul(20)? < record_bytes {
         return Some(page);

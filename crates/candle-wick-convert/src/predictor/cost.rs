@@ -102,6 +102,7 @@ mod tests {
             hidden_size: 30,
             intermediate_size: 90,
             stride_bytes: 512,
+            column_strides: None,
             dtype: Dtype::F16,
             gate: None,
             up: "layers.0.fc1.weight".to_owned(),

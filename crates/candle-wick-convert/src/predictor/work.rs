@@ -121,6 +121,7 @@ mod tests {
             hidden_size: 3,
             intermediate_size: 5,
             stride_bytes: 512,
+            column_strides: None,
             dtype: Dtype::F16,
             gate: None,
             up: "layers.0.fc1.weight".to_owned(),

@@ -91,7 +91,7 @@ pub struct ReorderReport {
 /// is taken up then.
 ///
 /// # Errors
-/// The trace is of another model or too short, the folder is damaged, `out` holds something else or cannot be written.
+/// The trace is of another model or too short, the folder has records of columns or is damaged, `out` holds something else or cannot be written.
 /// `model` is never changed, and `out` has no manifest then.
 pub fn reorder(
     model: &FlashFolder,
@@ -101,6 +101,13 @@ pub fn reorder(
     progress: &dyn Fn(ConvertProgress<'_>),
 ) -> Result<ReorderReport, ConvertError> {
     check_resident(trace, options.resident)?;
+    let mut layers = model.manifest().layers.iter();
+    if let Some(layer) = layers.find(|layer| layer.layout.has_columns()) {
+        return Err(ConvertError::Unsupported {
+            got: format!("layout {} to be reordered", layer.layout.name()),
+            supported: "neuron, as `wick convert` writes it by default".into(),
+        });
+    }
     let recorded = RecordedTrace::open(trace).map_err(of_model)?;
     recorded.check_model(model.manifest()).map_err(of_model)?;
     if recorded.tokens() < TOKENS_MIN {

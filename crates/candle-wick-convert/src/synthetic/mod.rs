@@ -15,7 +15,7 @@ use std::fs;
 use std::path::Path;
 
 use candle_wick::PREDICTORS_FILE;
-use wick_format::{Dtype, FileEntry, FileHasher, Manifest, MANIFEST_FILE};
+use wick_format::{Dtype, FileEntry, FileHasher, Layout, Manifest, MANIFEST_FILE};
 
 use crate::check::Checkpoint;
 use crate::config::ModelConfig;
@@ -30,6 +30,8 @@ pub use geometry::{Geometry, SYNTHETIC_KEY};
 pub struct SyntheticOptions {
     /// Element type of all weights; predictors are f16.
     pub dtype: Dtype,
+    /// Which records a layer has.
+    pub layout: Layout,
     /// How many of the first layers, `None` for all.
     pub layers: Option<usize>,
     /// Other weights for another one.
@@ -66,6 +68,7 @@ pub fn synthesise(
     }
     let convert_options = ConvertOptions {
         dtype: Some(options.dtype),
+        layout: options.layout,
         ..ConvertOptions::default()
     };
     let checkpoint = checkpoint(geometry, layers, options.seed, &convert_options)?;
@@ -198,6 +201,7 @@ mod tests {
         for layers in [0, 13] {
             let options = SyntheticOptions {
                 dtype: Dtype::F16,
+                layout: Layout::Neuron,
                 layers: Some(layers),
                 seed: 1,
             };

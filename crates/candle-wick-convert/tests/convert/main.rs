@@ -1,6 +1,7 @@
 //! The conversion from outside: checkpoints made here and the repository's fixtures in,
 //! folders out, read back with the safetensors crate.
 
+mod columns;
 mod content;
 mod corrupt;
 mod falcon;

@@ -7,14 +7,15 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::Path;
 
 use candle_wick_convert::{convert, ConvertOptions, ConvertProgress};
-use wick_format::Dtype;
+use wick_format::{Dtype, Layout};
 
 use crate::tiny::{run, snapshot, Place, Tiny};
 
-/// A file for every layer.
+/// A file for every layer, with records of every kind.
 fn options() -> ConvertOptions {
     ConvertOptions {
         max_file_bytes: 1,
+        layout: Layout::Both,
         ..Default::default()
     }
 }

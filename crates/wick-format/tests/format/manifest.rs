@@ -1,4 +1,4 @@
-//! M1 to M13: the manifest.
+//! M1 to M15: the manifest.
 
 use serde_json::{json, Value};
 use wick_format::{FormatError, Manifest};
@@ -130,8 +130,8 @@ fn m2_keys() {
 #[test]
 fn m3_layouts_and_dtypes() {
     contains(
-        &refused("/layers/0/layout", json!("channel")),
-        &["channel", "neuron"],
+        &refused("/layers/0/layout", json!("rotated")),
+        &["rotated", "neuron"],
     );
     contains(
         &refused("/layers/0/dtype", json!("int8")),
@@ -309,4 +309,69 @@ fn m13_the_order_of_permuted_layers() {
     contains(&text, &["order is missing", "permuted"]);
     let text = refused("/order", origin("model_hash", "00112233445566dd"));
     contains(&text, &["order is set", "no layer is permuted"]);
+}
+
+/// A sound manifest whose layers have column records.
+fn with_columns(layout: &str) -> Value {
+    let mut value = sound();
+    for layer in value["layers"].as_array_mut().unwrap() {
+        layer["layout"] = json!(layout);
+        layer["column_strides"] = json!({ "channel_bytes": 1024, "down_bytes": 512 });
+        if layout == "channel" {
+            layer["stride_bytes"] = json!(0);
+        }
+    }
+    value
+}
+
+#[test]
+fn m14_strides_of_columns() {
+    for layout in ["channel", "both"] {
+        let manifest = parse(&with_columns(layout)).unwrap();
+        assert_eq!(Manifest::parse(&manifest.to_json()).unwrap(), manifest);
+        for (key, strides, least) in [
+            ("channel_bytes", [0u64, 512, 1023, 5120], "704"),
+            ("down_bytes", [0, 500, 4608, u64::MAX - 511], "128"),
+        ] {
+            for stride in strides {
+                let mut manifest = with_columns(layout);
+                manifest["layers"][1]["column_strides"][key] = json!(stride);
+                let text = parse(&manifest).unwrap_err().to_string();
+                let field = format!("layers[1].column_strides.{key}");
+                contains(&text, &[&field, &stride.to_string(), least]);
+            }
+        }
+        let mut without = with_columns(layout);
+        without["layers"][0]["column_strides"] = Value::Null;
+        let text = parse(&without).unwrap_err().to_string();
+        contains(&text, &["layers[0].column_strides is missing", layout]);
+    }
+    let mut both = with_columns("both");
+    both["layers"][0]["stride_bytes"] = json!(0);
+    contains(&parse(&both).unwrap_err().to_string(), &["stride_bytes"]);
+    let mut channel = with_columns("channel");
+    channel["layers"][0]["stride_bytes"] = json!(512);
+    let text = parse(&channel).unwrap_err().to_string();
+    contains(&text, &["stride_bytes is 512", "without neuron records"]);
+    let strides = json!({ "channel_bytes": 1024, "down_bytes": 512 });
+    let text = refused("/layers/0/column_strides", strides);
+    contains(&text, &["column_strides is set", "layout neuron"]);
+    assert!(
+        !parse(&sound()).unwrap().to_json().contains("column"),
+        "older readers refuse it"
+    );
+}
+
+#[test]
+fn m15_one_layout_where_there_are_columns() {
+    for (layout, other) in [("channel", "both"), ("both", "neuron")] {
+        let mut mixed = with_columns(layout);
+        mixed["layers"][1] = match other {
+            "neuron" => layer(1),
+            other => with_columns(other)["layers"][1].clone(),
+        };
+        rehash(&mut mixed);
+        let text = parse(&mixed).unwrap_err().to_string();
+        contains(&text, &["layers[1].layout", layout, other]);
+    }
 }

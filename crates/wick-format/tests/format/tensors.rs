@@ -1,12 +1,12 @@
-//! R1 to R6, P1 and P2: records and plain tensors in the index; and files of our own against the
+//! R1 to R6, C1 and C2, P1 and P2: records and plain tensors in the index; and files of our own against the
 //! safetensors crate.
 
 use std::collections::BTreeMap;
 
 use safetensors::SafeTensors;
 use wick_format::{
-    crc32c, Dtype, FfnLayer, FileLayout, FormatError, Layout, NeuronOrder, StoredDtype,
-    TensorIndex, TensorSpec,
+    crc32c, ColumnKind, ColumnStrides, Dtype, FfnLayer, FileLayout, FormatError, Layout,
+    NeuronOrder, StoredDtype, TensorIndex, TensorSpec,
 };
 
 fn layer() -> FfnLayer {
@@ -17,6 +17,7 @@ fn layer() -> FfnLayer {
         hidden_size: 64,
         intermediate_size: 9,
         stride_bytes: 512,
+        column_strides: None,
         dtype: Dtype::F16,
         gate: Some("g".into()),
         up: "u".into(),
@@ -100,6 +101,53 @@ fn r3_every_flipped_bit_is_seen() {
         record[bit / 8] ^= 1 << (bit % 8);
         assert_ne!(crc32c(&record), sound, "bit {bit}, padding included");
         record[bit / 8] ^= 1 << (bit % 8);
+    }
+}
+
+#[test]
+fn c1_c2_column_records_and_their_checksums() {
+    let by_channel = FfnLayer {
+        layout: Layout::Channel,
+        stride_bytes: 0,
+        column_strides: Some(ColumnStrides {
+            channel_bytes: 512,
+            down_bytes: 1024,
+        }),
+        ..layer()
+    };
+    let sound = [
+        spec("mlp.channels", StoredDtype::U8, &[64, 512]),
+        spec("mlp.downs", StoredDtype::U8, &[9, 1024]),
+        spec("mlp.channels.crc32c", StoredDtype::U32, &[64]),
+        spec("mlp.downs.crc32c", StoredDtype::U32, &[9]),
+    ];
+    let parsed = index(&file(&sound)).unwrap();
+    let lengths = ColumnKind::ALL.map(|kind| {
+        let (records, checksums) = by_channel.column_extents(kind, &parsed).unwrap().unwrap();
+        (records.len_bytes, checksums.len_bytes)
+    });
+    assert_eq!(lengths, [(64 * 512, 256), (9 * 1024, 36)]);
+    let without = layer().column_extents(ColumnKind::Down, &parsed).unwrap();
+    assert_eq!(without, None);
+    for (at, wrong) in [
+        (0, spec("mlp.channels", StoredDtype::U8, &[9, 512])),
+        (0, spec("mlp.channels", StoredDtype::F16, &[64, 512])),
+        (1, spec("mlp.downs", StoredDtype::U8, &[9, 512])),
+        (2, spec("mlp.channels.crc32c", StoredDtype::U32, &[63])),
+        (3, spec("mlp.crc32c", StoredDtype::U32, &[9])),
+    ] {
+        let expected = sound[at].clone();
+        let mut specs = sound.clone();
+        specs[at] = wrong;
+        let parsed = index(&file(&specs)).unwrap();
+        let kind = ColumnKind::ALL[at % 2];
+        let error = by_channel.column_extents(kind, &parsed).unwrap_err();
+        let error = error.to_string();
+        let shape = format!("{:?}", expected.shape);
+        assert!(
+            error.contains(&format!("`{}`", expected.name)) && error.contains(&shape),
+            "{error}"
+        );
     }
 }
 
