@@ -20,6 +20,7 @@ mod import_predictors;
 mod predictor_kinds;
 mod predictors;
 mod prompt_bench;
+mod pruning;
 mod reorder;
 mod score;
 mod stock;

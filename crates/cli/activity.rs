@@ -41,10 +41,8 @@ impl Expected {
         };
         match plan.selector {
             SelectorKind::Dense => return Ok(nothing("all neurons are used")),
-            SelectorKind::Oracle | SelectorKind::Dip | SelectorKind::DipCa => {
-                return Ok(nothing("measured on the first layers, on tokens at random"))
-            }
             SelectorKind::LowRank | SelectorKind::Gate => {}
+            _ => return Ok(nothing("measured on the first layers, on tokens at random")),
         }
         if synthetic_name(folder)?.is_some() {
             let activity = activity(&folder.manifest().model_type);

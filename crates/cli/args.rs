@@ -59,8 +59,8 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "SIZE")]
     memory: Option<Memory>,
 
-    /// Who chooses what is read: dense, oracle, predictors of one form (lowrank, gate), dip or dip-ca [default: the
-    /// predictors that there are, else dense]
+    /// Who chooses what is read: dense, oracle, predictors of one form (lowrank, gate), dip, dip-ca, or, to compare with
+    /// these, prune-gate, prune-up, prune-glu, cats [default: the predictors that there are, else dense]
     #[arg(long, value_name = "NAME")]
     selector: Option<SelectorKind>,
 

@@ -1,4 +1,4 @@
-//! Flags of the selectors `dip` and `dip-ca`.
+//! Flags of the selectors that go by a density.
 
 use candle_wick::DipOptions;
 use clap::Args;
@@ -8,7 +8,7 @@ use crate::args::{number, share};
 /// How much is kept.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct DipArgs {
-    /// For --selector dip and dip-ca: share of the FFN weights that a token is multiplied with, as 0.5 or 50% [default: 0.5]
+    /// For --selector dip, dip-ca, prune-* and cats: share of the FFN weights that a token is multiplied with, as 0.5 or 50% [default: 0.5]
     #[arg(long, value_name = "SHARE", value_parser = share, requires = "selector")]
     density: Option<f64>,
 
@@ -33,6 +33,6 @@ impl DipArgs {
     }
 }
 
-fn gamma(text: &str) -> Result<f64, String> {
+pub(crate) fn gamma(text: &str) -> Result<f64, String> {
     number(text, |value| (0.0..=1.0).contains(&value), "from 0 to 1")
 }

@@ -148,7 +148,9 @@ fn plan_budget(
         None => SelectorKind::Dense,
     };
     selector.check(folder, activation)?;
-    options.dip.check()?;
+    let layers = &folder.manifest().layers;
+    let is_gated = layers.iter().all(|layer| layer.gate.is_some());
+    options.dip.check_for(selector, is_gated)?;
     let mut plan_options = PlanOptions {
         memory: options.memory,
         selector,
@@ -336,6 +338,9 @@ impl LoadedModel {
     /// position than the model is at changes nothing.
     pub fn rewind(&mut self, position: usize) {
         self.model.truncate_kv_cache(position);
+        if position == 0 {
+            self.vb.begin_sequence();
+        }
         self.position = self.position.min(position);
     }
 

@@ -25,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::eviction_order::CachePolicy;
 use crate::folder::FlashFolder;
 use crate::memory::{HumanBytes, Memory};
+use crate::pruning::pruning_workspace_bytes;
 use crate::selector_kind::SelectorKind;
 use crate::var_builder::{Placement, Switches};
 use crate::weights::{all_slot_bytes, slots_floor_bytes, slots_need, streamable, Cached, Weights};
@@ -189,6 +190,9 @@ impl Fixed {
             true => {
                 workspace_bytes(chunk, hidden, ffn.max(hidden))
                     + column_workspace_bytes(chunk, hidden, ffn)
+            }
+            false if options.selector.is_pruning() => {
+                workspace_bytes(chunk, hidden, ffn) + pruning_workspace_bytes(chunk, ffn)
             }
             false => workspace_bytes(chunk, hidden, ffn),
         };

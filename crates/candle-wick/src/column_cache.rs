@@ -53,6 +53,8 @@ pub(crate) struct ColumnCache {
 
 pub(crate) struct State {
     pub(crate) cache: NeuronCache,
+    /// The sequence that the residents are from.
+    sequence: u64,
     /// Away while a step computes; gone after a panic.
     slots: Option<SlotBuffer>,
 }
@@ -95,7 +97,11 @@ impl ColumnCache {
             place,
             overlap: placement.switches.overlap,
             slot_count,
-            state: Mutex::new(State { cache, slots: None }),
+            state: Mutex::new(State {
+                cache,
+                sequence: 0,
+                slots: None,
+            }),
             stored,
         };
         let mut state = columns.state();
@@ -149,6 +155,15 @@ impl ColumnCache {
             self.state.clear_poison();
             state
         })
+    }
+
+    /// Forgets what another sequence left in memory, unless all columns are.
+    pub(crate) fn begin_sequence(&self, sequence: u64) {
+        let mut state = self.state();
+        if state.sequence != sequence && !self.is_resident() {
+            state.cache.clear();
+        }
+        state.sequence = sequence;
     }
 
     fn new_slots(&self) -> Result<SlotBuffer> {

@@ -34,6 +34,7 @@ mod predictor;
 mod predictor_file;
 mod predictor_kind;
 mod predictors;
+mod pruning;
 mod quantised_gate;
 mod recorded_trace;
 mod records;

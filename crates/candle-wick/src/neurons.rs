@@ -6,6 +6,8 @@
 //!
 //! Not here: which neurons (`selector`), which slots (`neuron_cache`).
 
+use std::ops::Range;
+
 use wick_format::{Dtype, FfnLayer, RecordLayout};
 use wick_io::{SlotBuffer, SlotRead, Ticket};
 use wick_kernels::{dot_rows, WeightDtype};
@@ -101,6 +103,16 @@ impl LayerNeurons {
             true => &reads.slot(slot)[down],
             false => &reads.slot(2 * slot + 1)[..down.len()],
         }
+    }
+
+    /// Reads all records in the order of the file, and calls `visit(records, bytes)` with groups of them.
+    pub(crate) fn for_each_range(
+        &self,
+        visit: impl FnMut(Range<usize>, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut ring = self.folder.ring();
+        self.records
+            .for_each(self.folder.reader(), &mut ring, visit)
     }
 
     /// Starts reading `reads` into `buffer`.

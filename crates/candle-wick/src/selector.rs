@@ -1,7 +1,7 @@
 //! Who is needed: the neurons that each token of a step uses.
 //!
 //! `Dense` takes all, `Oracle` the truly active ones (it reads the whole layer to know them: tests and upper
-//! bounds), `Predicted` those whose predicted score reaches the layer's threshold ("LLM in a flash", 3.1).
+//! bounds), `Pruning` the largest (measurements), `Predicted` those whose predicted score reaches the layer's threshold ("LLM in a flash", 3.1).
 //!
 //! A trace may take the place of what predictors choose: weights that are random have no activity worth measuring.
 //!
@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::neurons::{LayerNeurons, Rows};
 use crate::predictor::{tokens_where, Predictor};
 use crate::predictor_kind::PredictorInput;
+use crate::pruning::Pruning;
 use crate::selection::Selection;
 use crate::selector_kind::SelectorKind;
 use crate::trace::Replay;
@@ -23,6 +24,7 @@ use crate::workspace::{Scores, CHUNK_TOKENS_MAX};
 pub(crate) enum Selector {
     Dense,
     Oracle,
+    Pruning(Pruning),
     Predicted(Box<Predictor>),
     /// Runs the predictor, for the time it takes, and goes by the trace.
     Replay(Box<Predictor>, Mutex<Replay>),
@@ -36,6 +38,14 @@ impl Selector {
         let predictor = match kind {
             SelectorKind::Dense => return Ok(Self::Dense),
             SelectorKind::Oracle => return Ok(Self::Oracle),
+            SelectorKind::PruneGate
+            | SelectorKind::PruneUp
+            | SelectorKind::PruneGlu
+            | SelectorKind::Cats => {
+                let is_gated = neurons.layout.gated;
+                let pruning = Pruning::new(kind, vb.placement().dip, is_gated)?;
+                return Ok(Self::Pruning(pruning));
+            }
             SelectorKind::LowRank | SelectorKind::Gate => Predictor::load(vb.folder(), index)?,
             SelectorKind::Dip | SelectorKind::DipCa => {
                 unreachable!("layers that go by columns have no neurons to select")
@@ -54,8 +64,17 @@ impl Selector {
     /// What it looks at.
     pub(crate) fn input(&self) -> PredictorInput {
         match self {
-            Self::Dense | Self::Oracle => PredictorInput::FfnInput,
+            Self::Dense | Self::Oracle | Self::Pruning(_) => PredictorInput::FfnInput,
             Self::Predicted(predictor) | Self::Replay(predictor, _) => predictor.input(),
+        }
+    }
+
+    /// How many of the layer's matrices are multiplied in whole to choose.
+    pub(crate) fn matrices_in_whole(&self) -> u64 {
+        match self {
+            Self::Oracle => 1,
+            Self::Pruning(pruning) => pruning.matrices_in_whole(),
+            Self::Dense | Self::Predicted(_) | Self::Replay(..) => 0,
         }
     }
 
@@ -78,6 +97,7 @@ impl Selector {
                 Ok(())
             }
             Self::Oracle => truly_active(neurons, x, scores, selection),
+            Self::Pruning(pruning) => pruning.select(neurons, x, scores, selection),
             Self::Predicted(predictor) => predictor.select(x, scores, |neuron, wanted_by| {
                 selection.push(neuron, wanted_by);
             }),
@@ -102,7 +122,7 @@ impl Selector {
     ) -> bool {
         selection.clear();
         match self {
-            Self::Dense | Self::Oracle => false,
+            Self::Dense | Self::Oracle | Self::Pruning(_) => false,
             Self::Predicted(predictor) => {
                 let selected = predictor.select(x, scores, |neuron, wanted_by| {
                     selection.push(neuron, wanted_by);
@@ -128,13 +148,11 @@ fn truly_active(
     selection: &mut Selection,
 ) -> Result<()> {
     let stride = neurons.layer.stride_bytes;
-    let folder = &neurons.folder;
     let all = 0..neurons.layer.intermediate_size;
     let records = &neurons.records;
     scores.wanted_by.clear();
     scores.wanted_by.resize(all.len(), 0);
-    let mut ring = folder.ring();
-    records.for_each(folder.reader(), &mut ring, |range, bytes| {
+    neurons.for_each_range(|range, bytes| {
         let record = |r: usize| &bytes[r * stride..(r + 1) * stride];
         let id = |r: usize| records.neuron_of(range.start + r);
         neurons.deciding(range.len(), |r| id(r) as u32, record, x, &mut scores.values);

@@ -25,17 +25,29 @@ pub enum SelectorKind {
     Dip,
     /// As `Dip`, with a preference for what is in memory.
     DipCa,
+    /// The neurons of the largest gates, the gate matrix being multiplied in whole.
+    PruneGate,
+    /// The neurons of the largest up factors, the up matrix being multiplied in whole.
+    PruneUp,
+    /// The neurons of the largest activations, all matrices but down being multiplied in whole.
+    PruneGlu,
+    /// The neurons whose gate is above a threshold of the layer, which its first tokens set.
+    Cats,
 }
 
 impl SelectorKind {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 10] = [
         Self::Dense,
         Self::Oracle,
         Self::LowRank,
         Self::Gate,
         Self::Dip,
         Self::DipCa,
+        Self::PruneGate,
+        Self::PruneUp,
+        Self::PruneGlu,
+        Self::Cats,
     ];
 
     /// The name on the command line.
@@ -47,6 +59,10 @@ impl SelectorKind {
             Self::Gate => PredictorForm::Gate.name(),
             Self::Dip => "dip",
             Self::DipCa => "dip-ca",
+            Self::PruneGate => "prune-gate",
+            Self::PruneUp => "prune-up",
+            Self::PruneGlu => "prune-glu",
+            Self::Cats => "cats",
         }
     }
 
@@ -61,18 +77,17 @@ impl SelectorKind {
     /// The form of the predictors that it uses, if it uses some.
     pub fn form(self) -> Option<PredictorForm> {
         match self {
-            Self::Dense | Self::Oracle | Self::Dip | Self::DipCa => None,
             Self::LowRank => Some(PredictorForm::LowRank),
             Self::Gate => Some(PredictorForm::Gate),
+            _ => None,
         }
     }
 
     /// Refuses a selector that cannot be exact for `activation`, or lacks what it needs in `folder`.
     pub fn check(self, folder: &FlashFolder, activation: Activation) -> Result<()> {
-        if self.is_dip() {
-            return self.check_columns(folder);
-        }
-        if self != Self::Dense && !activation.is_relu_like() {
+        self.check_records(folder)?;
+        let needs_zeros = self == Self::Oracle || self.form().is_some();
+        if needs_zeros && !activation.is_relu_like() {
             return Err(Error::Selector {
                 selector: self.name(),
                 reason: format!(
@@ -93,21 +108,47 @@ impl SelectorKind {
         matches!(self, Self::Dip | Self::DipCa)
     }
 
+    /// Whether it keeps as many values as a density says: [`DipOptions`](crate::DipOptions).
+    pub fn has_density(self) -> bool {
+        self.is_dip() || self.is_pruning()
+    }
+
+    /// Whether it multiplies a part of a layer in whole, and chooses neurons by what that gives.
+    pub(crate) fn is_pruning(self) -> bool {
+        matches!(
+            self,
+            Self::PruneGate | Self::PruneUp | Self::PruneGlu | Self::Cats
+        )
+    }
+
     /// Whether FFNs of `folder` are multiplied by columns with it: all of them where there is no other way.
     pub(crate) fn reads_columns(self, folder: &FlashFolder) -> bool {
         let mut layers = folder.manifest().layers.iter();
         self.is_dip() || (self == Self::Dense && layers.any(|layer| !layer.layout.has_neurons()))
     }
 
-    fn check_columns(self, folder: &FlashFolder) -> Result<()> {
+    /// Refuses a folder without the records that it goes by.
+    fn check_records(self, folder: &FlashFolder) -> Result<()> {
         let mut layers = folder.manifest().layers.iter();
-        if layers.all(|layer| layer.layout.has_columns()) {
+        let (are_there, what, layout) = match self.reads_columns(folder) {
+            true => (
+                layers.all(|layer| layer.layout.has_columns()),
+                "columns",
+                "channel",
+            ),
+            false => (
+                layers.all(|layer| layer.layout.has_neurons()),
+                "whole neurons",
+                "neuron",
+            ),
+        };
+        if are_there {
             return Ok(());
         }
         Err(Error::Selector {
             selector: self.name(),
             reason: format!(
-                "{} has no records of columns; convert the checkpoint with --layout channel or both",
+                "{} has no records of {what}; convert the checkpoint with --layout {layout} or both",
                 folder.path().display()
             ),
         })
@@ -129,7 +170,7 @@ impl FromStr for SelectorKind {
             .ok_or_else(|| Error::UnknownName {
                 what: "selector",
                 name: name.to_owned(),
-                known: "dense, oracle, lowrank, gate, dip, dip-ca",
+                known: "dense, oracle, lowrank, gate, dip, dip-ca, prune-gate, prune-up, prune-glu, cats",
             })
     }
 }
@@ -147,6 +188,9 @@ mod tests {
                 .is_none_or(|form| SelectorKind::of(form) == kind));
         }
         let error = "all".parse::<SelectorKind>().unwrap_err().to_string();
-        assert!(error.contains("lowrank, gate, dip, dip-ca"), "{error}");
+        assert!(
+            error.contains("lowrank, gate, dip, dip-ca, prune-gate"),
+            "{error}"
+        );
     }
 }

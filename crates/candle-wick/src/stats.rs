@@ -24,6 +24,9 @@ pub struct FfnStats {
     pub ahead_read: u64,
     /// Of them, those that the step then selected: they are among its hits.
     pub ahead_used: u64,
+    /// Multiplications of a weight with a value that the tokens need, whatever a selector multiplies in whole among them, but
+    /// not predictors.
+    pub multiply_adds: u64,
     /// Bytes of the records read for misses, without what was read ahead.
     pub bytes_read: u64,
     /// From handing reads out until they were waited for: the time that the device had for `bytes_read`.
@@ -94,6 +97,7 @@ impl AddAssign for FfnStats {
         self.misses += other.misses;
         self.ahead_read += other.ahead_read;
         self.ahead_used += other.ahead_used;
+        self.multiply_adds += other.multiply_adds;
         self.bytes_read += other.bytes_read;
         self.in_flight += other.in_flight;
         self.io += other.io;

@@ -347,6 +347,10 @@ impl Step {
         stats.misses += misses;
         stats.hits += self.selection.neurons.len() as u64 - misses;
         stats.bytes_read += misses * layer.stride_bytes as u64;
+        let in_whole = self.shared.selector.matrices_in_whole();
+        let of_all = layer.multiply_adds() / layer.matrices() * in_whole;
+        let of_one = layer.hidden_size as u64 * (layer.matrices() - in_whole);
+        stats.multiply_adds += tokens as u64 * of_all + self.selection.selected_count() * of_one;
     }
 }
 

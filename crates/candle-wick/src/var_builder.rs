@@ -181,6 +181,12 @@ impl FlashVarBuilder {
         lock(&self.workspace).is_prompt = is_prompt;
     }
 
+    /// What is computed from now on is a new sequence: `dip-ca`, whose choice depends on what is in memory, begins each with
+    /// empty caches, so that its numbers can be had again.
+    pub fn begin_sequence(&self) {
+        lock(&self.workspace).sequence += 1;
+    }
+
     /// Whether a made-up history stands in for what the selector chooses.
     pub fn is_replaying(&self) -> bool {
         self.placement.trace.is_some() && self.placement.selector.form().is_some()

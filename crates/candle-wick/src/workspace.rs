@@ -43,9 +43,10 @@ pub(crate) struct Workspace {
     recorders: [Option<FfnRecorder>; 3],
     pub(crate) trials: Trials,
     pub(crate) selection_recorder: Option<SelectionRecorder>,
-    pub(crate) mask: MaskScratch,
     /// Whether the tokens at hand are those of a prompt.
     pub(crate) is_prompt: bool,
+    /// Counts the sequences begun.
+    pub(crate) sequence: u64,
 }
 
 /// What selectors compute with.
@@ -56,6 +57,10 @@ pub(crate) struct Scores {
     pub(crate) values: Vec<f32>,
     /// One a neuron, as in [`Selection`], where records do not come in the order of the neurons.
     pub(crate) wanted_by: Vec<u128>,
+    /// Up factors where the whole layer is read to choose of it, and the values whose sizes are compared.
+    pub(crate) up: Vec<f32>,
+    pub(crate) sizes: Vec<f32>,
+    pub(crate) mask: MaskScratch,
 }
 
 impl Workspace {

@@ -8,10 +8,13 @@ mod access;
 mod cgroup;
 mod decode;
 mod dense;
+mod density;
+mod density_table;
 mod io;
 pub(crate) mod plot;
 mod prompt;
 mod row;
+mod simulated;
 mod subject;
 mod sweep;
 mod sweep_figure;
@@ -39,6 +42,8 @@ enum Benchmark {
     Sweep(sweep::SweepArgs),
     /// Measure the time to the first token of prompts, and what they read
     Prompt(prompt::PromptArgs),
+    /// Measure what each density of dip, and of its rivals, loses in perplexity and saves in bytes and time
+    Density(density::DensityArgs),
     /// Measure the row that stdin describes; the others start this by themselves
     #[command(hide = true)]
     Row,
@@ -50,6 +55,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         Benchmark::Decode(args) => decode::run(args),
         Benchmark::Sweep(args) => sweep::run(args),
         Benchmark::Prompt(args) => prompt::run(args),
+        Benchmark::Density(args) => density::run(args),
         Benchmark::Row => row::run(),
     }
 }

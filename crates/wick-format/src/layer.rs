@@ -142,6 +142,16 @@ impl FfnLayer {
         }
     }
 
+    /// Weight matrices of the FFN: up and down, and gate where it has one.
+    pub fn matrices(&self) -> u64 {
+        2 + u64::from(self.gate.is_some())
+    }
+
+    /// Multiplications of a weight with a value that a token takes when nothing is left out.
+    pub fn multiply_adds(&self) -> u64 {
+        self.matrices() * self.hidden_size as u64 * self.intermediate_size as u64
+    }
+
     /// Bytes of all records of whole neurons.
     pub fn records_bytes(&self) -> u64 {
         self.intermediate_size as u64 * self.stride_bytes as u64

@@ -129,6 +129,10 @@ impl DipLayer {
             },
             false => self.keep,
         };
+        if self.gamma.is_some() {
+            self.channels.begin_sequence(work.sequence);
+            self.downs.begin_sequence(work.sequence);
+        }
         let mut clock = Clock::start();
         let mut selection = work.selections.pop().unwrap_or_default();
         self.choose(&self.channels, x, keep.channels, work, &mut selection);
@@ -172,7 +176,7 @@ impl DipLayer {
         work: &mut Workspace,
         selection: &mut Selection,
     ) {
-        let (width, scratch) = (columns.count(), &mut work.mask);
+        let (width, scratch) = (columns.count(), &mut work.scores.mask);
         match self.gamma {
             None => keep_largest(x, width, count, |_, size| size, scratch, selection),
             Some(gamma) => {
@@ -227,6 +231,7 @@ impl DipLayer {
         let weights = columns.width() as u64;
         let stats = &mut work.stats[self.index];
         stats.neurons += (tokens * columns.count()) as u64 * weights;
+        stats.multiply_adds += selection.selected_count() * weights;
         stats.selected += selection.selected_count() * weights;
         stats.active += (counts.hits + counts.misses) * weights;
         stats.hits += counts.hits * weights;

@@ -15,5 +15,5 @@ mod mask;
 mod options;
 
 pub(crate) use layer::DipLayer;
-pub(crate) use mask::MaskScratch;
+pub(crate) use mask::{keep_largest, MaskScratch};
 pub use options::DipOptions;

@@ -3,6 +3,8 @@
 //! Not here: which values are kept (`mask`).
 
 use crate::error::{Error, Result};
+use crate::pruning::Pruning;
+use crate::selector_kind::SelectorKind;
 
 /// Slope and offset of the published fit: the share of kept inputs, in logits, for a density in logits.
 const FIT: [f64; 2] = [0.984_993_07, 0.299_764_78];
@@ -55,6 +57,14 @@ impl DipOptions {
             return refuse("gamma", self.gamma, "from 0 to 1");
         }
         Ok(())
+    }
+
+    /// [`Self::check`], and refuses a density that `selector` cannot have in FFNs with a gate, or without.
+    pub fn check_for(&self, selector: SelectorKind, is_gated: bool) -> Result<()> {
+        match selector.is_pruning() {
+            true => Pruning::new(selector, *self, is_gated).map(drop),
+            false => self.check(),
+        }
     }
 
     /// The shares kept of the inputs of `input_matrices` matrices (gate and up, or up alone), and of the activations that go
