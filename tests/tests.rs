@@ -17,6 +17,7 @@ mod fixtures;
 mod heads;
 mod hub;
 mod import_predictors;
+mod lora;
 mod predictor_kinds;
 mod predictors;
 mod prompt_bench;

@@ -19,6 +19,7 @@ mod friends;
 mod front;
 mod inspect;
 mod interrupt;
+mod lora;
 mod machine;
 mod output;
 mod pass;
@@ -58,6 +59,8 @@ struct Cli {
 enum Command {
     /// Turn a Hugging Face checkpoint into a folder that `run` reads from flash
     Convert(convert::ConvertArgs),
+    /// Merge a LoRA adapter into a checkpoint
+    Lora(lora::LoraArgs),
     /// Write on from a prompt, inside a memory budget
     Run(run::RunArgs),
     /// Show what a model would keep in memory, and load nothing
@@ -98,6 +101,7 @@ fn main() -> ExitCode {
     candle_wick::share_one_heap();
     let done = match Cli::parse().command {
         Command::Convert(args) => convert::run(&args),
+        Command::Lora(args) => lora::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Tune(args) => tune::run(&args),

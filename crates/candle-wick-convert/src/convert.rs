@@ -113,7 +113,7 @@ pub(crate) fn write_folder(
 }
 
 /// Paths and sizes of the files to be copied.
-fn copies(folder: &Path) -> Result<Vec<(PathBuf, u64)>, ConvertError> {
+pub(crate) fn copies(folder: &Path) -> Result<Vec<(PathBuf, u64)>, ConvertError> {
     let mut copies = Vec::new();
     for path in COPIED_FILES.map(|name| folder.join(name)) {
         if path.is_file() {

@@ -7,6 +7,8 @@
 //!
 //! [`reorder::reorder`] writes a folder again, with neurons that are read together side by side.
 //!
+//! [`lora::apply`] merges an adapter into a checkpoint before all that.
+//!
 //! A model of the Hugging Face hub is brought into such a folder by [`hub::download`].
 //!
 //! The steps, each in its own file:
@@ -32,6 +34,7 @@ mod gguf;
 mod head;
 #[cfg(feature = "hub")]
 pub mod hub;
+pub mod lora;
 mod meter;
 mod options;
 mod output;

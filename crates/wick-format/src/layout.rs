@@ -51,7 +51,24 @@ impl FileLayout {
         tensors: &[TensorSpec],
         metadata: &BTreeMap<String, String>,
     ) -> Result<Self, FormatError> {
-        let mut entries = place(tensors)?;
+        Self::of(place(tensors, true)?, metadata)
+    }
+
+    /// As [`Self::new`], without padding between tensors, for files that others read.
+    ///
+    /// # Errors
+    /// As of [`Self::new`].
+    pub fn packed(
+        tensors: &[TensorSpec],
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<Self, FormatError> {
+        Self::of(place(tensors, false)?, metadata)
+    }
+
+    fn of(
+        mut entries: Vec<(String, TensorExtent)>,
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<Self, FormatError> {
         let header = header_bytes(&entries, metadata)?;
         let data_start = header.len() as u64;
         let mut total_bytes = data_start;
@@ -101,13 +118,18 @@ impl FileLayout {
     }
 }
 
-/// Extents relative to the data's start, with padding inserted.
-fn place(tensors: &[TensorSpec]) -> Result<Vec<(String, TensorExtent)>, FormatError> {
+/// Extents relative to the data's start, with padding inserted where they are to be aligned.
+fn place(
+    tensors: &[TensorSpec],
+    is_aligned: bool,
+) -> Result<Vec<(String, TensorExtent)>, FormatError> {
     let mut entries: Vec<(String, TensorExtent)> = Vec::with_capacity(tensors.len());
     let mut end: u64 = 0;
     let mut previous: Option<&TensorSpec> = None;
     for spec in tensors {
-        if let Some(before) = previous.filter(|p| p.shape.len() >= 2 || spec.shape.len() >= 2) {
+        if let Some(before) =
+            previous.filter(|p| is_aligned && (p.shape.len() >= 2 || spec.shape.len() >= 2))
+        {
             end = pad(&mut entries, &before.name, end)?;
         }
         let len_bytes = data_len_bytes(&spec.name, &spec.shape, spec.dtype.size_bytes())?;
@@ -124,7 +146,7 @@ fn place(tensors: &[TensorSpec]) -> Result<Vec<(String, TensorExtent)>, FormatEr
         end = checked_end(&spec.name, end, len_bytes)?;
         previous = Some(spec);
     }
-    if let Some(last) = previous.filter(|last| last.shape.len() >= 2) {
+    if let Some(last) = previous.filter(|last| is_aligned && last.shape.len() >= 2) {
         pad(&mut entries, &last.name, end)?;
     }
     Ok(entries)

@@ -66,7 +66,16 @@ impl SourceFolder {
 
     /// A PyTorch file by itself, its tensors under their names in it.
     pub(crate) fn torch_file(path: &Path) -> Result<Self, ConvertError> {
-        let (file, tensors, metadata) = WeightFile::open(path, Kind::Torch)?;
+        Self::single(path, Kind::Torch)
+    }
+
+    /// A safetensors file by itself, likewise.
+    pub(crate) fn safetensors_file(path: &Path) -> Result<Self, ConvertError> {
+        Self::single(path, Kind::Safetensors)
+    }
+
+    fn single(path: &Path, kind: Kind) -> Result<Self, ConvertError> {
+        let (file, tensors, metadata) = WeightFile::open(path, kind)?;
         let named = tensors.into_iter().map(|stored| {
             let name = stored.name.clone();
             (name, SourceTensor::new(stored, 0))
