@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Perplexity of dynamic input pruning, by transformers with hooks and by `wick score`, and of its rivals by transformers.
+"""Perplexity of dynamic input pruning and of its rivals, by transformers with hooks and by `wick score`.
 
     cargo build --release && python3 scripts/dip_reference.py MODEL.gguf TEXT [--write]
 
 MODEL.gguf is a gated Llama (scripts/smollm2.py fetches SmolLM2-135M); its weights are dequantised to float32 here, and by
-`wick convert --dtype f16 --layout channel` there. TEXT goes through both in blocks of 512 tokens without a BOS. Hooks do to the
+`wick convert --dtype f16 --layout both` there. TEXT goes through both in blocks of 512 tokens without a BOS. Hooks do to the
 inputs of the MLPs' linears what the selectors do to columns:
 
 - dip: the largest inputs of gate and up, the largest of down; split of the density as published;
@@ -13,7 +13,7 @@ inputs of the MLPs' linears what the selectors do to columns:
 - cats: as gate, with a threshold for each layer from the first block, instead of a count for each token.
 
 Density is the share of the MLP weights that a token is multiplied with. Fails where `wick` and transformers differ by more than
-0.5 %. Needs torch, transformers, tokenizers and gguf.
+0.5 %, but for cats, whose thresholds are of other tokens: `wick` takes them from the first 128. Needs torch, transformers, tokenizers and gguf.
 """
 
 import argparse
@@ -86,6 +86,14 @@ def load(path):
     assert missing in ([], ["lm_head.weight"]) and not unexpected, (missing, unexpected)
     model.tie_weights()
     return model.eval()
+
+
+def tokenizer_of(path):
+    """The tokenizer, its merges in the form that old and new versions read: one string, its halves apart by a space."""
+    description = json.loads(path.read_text())
+    merges = description["model"]["merges"]
+    description["model"]["merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    return Tokenizer.from_str(json.dumps(description))
 
 
 def largest(x, share):
@@ -164,69 +172,62 @@ def wick(*words):
     return done.stdout
 
 
+# The selectors' names, and the densities that their dense parts take already.
+RIVALS = {"glu": ("prune-glu", 2 / 3), "gate": ("prune-gate", 1 / 3), "up": ("prune-up", 1 / 3), "cats": ("cats", 1 / 3)}
+
+
 def main():
-    parser = argparse.ArgumentParser(description="dip by transformers and by wick")
+    parser = argparse.ArgumentParser(description="dip and its rivals by transformers and by wick")
     parser.add_argument("gguf", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--density", type=float, nargs="+", default=[0.8, 0.65, 0.5, 0.35])
     parser.add_argument("--blocks", type=int, default=BLOCKS)
-    rivals = ["dip-ca", "glu", "gate", "up", "cats"]
-    parser.add_argument("--methods", nargs="*", default=rivals, help="what to measure beside dip")
-    parser.add_argument("--write", action="store_true", help="write docs/bench/dip.md")
+    parser.add_argument("--rivals", nargs="*", choices=RIVALS, default=list(RIVALS), help="what to measure beside dip")
+    parser.add_argument("--write", action="store_true", help="write docs/bench/dip-reference.md")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     model = load(arguments.gguf)
     wrong, rows = [], []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "model.wick"
-        wick("convert", arguments.gguf, out, "--dtype", "f16", "--layout", "channel")
-        tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
+        wick("convert", arguments.gguf, out, "--dtype", "f16", "--layout", "both")
+        tokenizer = tokenizer_of(out / "tokenizer.json")
         ids = torch.tensor(tokenizer.encode(arguments.text.read_text(), add_special_tokens=False).ids)
         score = ("score", out, "--text-file", arguments.text, "--block-tokens", BLOCK_TOKENS)
         score += ("--blocks", arguments.blocks, "--no-bos", "--json")
 
-        def ours(*flags):
-            return json.loads(wick(*score, *flags))["perplexity"]
+        def both(selector, method=None, density=None, is_strict=True):
+            """A cell of the table: wick's perplexity beside that of transformers."""
+            flags = ("--density", density) if density else ()
+            got = json.loads(wick(*score, "--selector", selector, *flags))["perplexity"]
+            expected = perplexity(model, ids, arguments.blocks, method, density or 1.0)
+            print(f"{selector} {density or ''}: wick {got:.3f}, transformers {expected:.3f}", flush=True)
+            if is_strict and abs(got / expected - 1) > TOLERANCE:
+                wrong.append(f"{selector} {density}: {got:.3f} is not {expected:.3f} within {TOLERANCE:.1%}")
+            return f"{got:.2f} / {expected:.2f}"
 
-        def compare(what, got, expected):
-            print(f"{what}: wick {got:.3f}, transformers {expected:.3f}", flush=True)
-            if abs(got / expected - 1) > TOLERANCE:
-                wrong.append(f"{what}: {got:.3f} is not {expected:.3f} within {TOLERANCE:.1%}")
-
-        dense = ours("--selector", "dense"), perplexity(model, ids, arguments.blocks)
-        compare("dense", *dense)
+        rows.append(["1", *[both("dense")] * (1 + len(RIVALS))])
         for density in arguments.density:
-            flags = ("--density", density)
-            got = ours("--selector", "dip", *flags)
-            expected = perplexity(model, ids, arguments.blocks, "dip", density)
-            compare(f"dip {density}", got, expected)
-            aware = ours("--selector", "dip-ca", *flags, "--memory", "75%") if "dip-ca" in arguments.methods else math.nan
-            # A method whose dense part alone is more has no such density.
-            possible = {"glu": 2 / 3, "gate": 1 / 3, "up": 1 / 3, "cats": 1 / 3}
-            rivals = [
-                f"{perplexity(model, ids, arguments.blocks, method, density):.2f}"
-                if method in arguments.methods and density > possible[method]
-                else "-"
-                for method in possible
-            ]
-            print(f"dip-ca {density}: {aware:.3f}; glu, gate, up, cats: {', '.join(rivals)}", flush=True)
-            rows.append([f"{density:.2f}", f"{got:.2f}", f"{expected:.2f}", f"{aware:.2f}", *rivals])
-    head = ["density", "dip", "dip (transformers)", "dip-ca, 75 % of the weights in memory", "GLU", "gate", "up", "CATS"]
-    rows.insert(0, ["1", f"{dense[0]:.2f}", f"{dense[1]:.2f}", f"{dense[0]:.2f}", *[f"{dense[1]:.2f}"] * 4])
+            row = [f"{density:.2f}", both("dip", "dip", density)]
+            for method, (selector, dense_part) in RIVALS.items():
+                # A method whose dense part alone is more has no such density.
+                is_there = method in arguments.rivals and density > dense_part
+                row.append(both(selector, method, density, method != "cats") if is_there else "-")
+            rows.append(row)
+    head = ["density", "dip", *[selector for selector, _ in RIVALS.values()]]
     lines = [head, ["---"] * len(head), *rows]
     table = "\n".join(f"| {' | '.join(row)} |" for row in lines)
     print(table)
     if arguments.write and not wrong:
-        page = f"""# Dynamic input pruning, by wick and by transformers
+        page = f"""# Dynamic input pruning and its rivals, by wick and by transformers
 
 `cargo build --release && python3 scripts/dip_reference.py MODEL.gguf TEXT --write`, {datetime.date.today()}:
-{arguments.gguf.name} on {arguments.text.name}, {arguments.blocks} blocks of {BLOCK_TOKENS} tokens, no BOS. Perplexity; density is the
-share of the FFN weights that a token is multiplied with. The first and the third column are `wick score`, in f16; the others
-are transformers with hooks, in float32.
+{arguments.gguf.name} on {arguments.text.name}, {arguments.blocks} blocks of {BLOCK_TOKENS} tokens, no BOS. Perplexity by `wick score`, in
+f16, and behind the stroke by transformers with hooks, in float32; density is the share of the FFN weights that a token is multiplied with.
 
 {table}
 """
-        (ROOT / "docs" / "bench" / "dip.md").write_text(page)
+        (ROOT / "docs" / "bench" / "dip-reference.md").write_text(page)
     if wrong:
         sys.exit("\n".join(wrong))
 
