@@ -6,22 +6,18 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 use crate::demo::demo;
-use crate::support::{converted, fixture};
+use crate::support::{converted, field, fixture, json, text, wick};
 
-fn wick(command: &str, path: &Path, flags: &[&str]) -> Output {
-    let mut process = Command::new(env!("CARGO_BIN_EXE_wick"));
-    process.arg(command).arg(path).args(flags);
-    process.output().unwrap()
+fn call(command: &str, path: &Path, flags: &[&str]) -> Output {
+    wick(&[&[command, text(path)][..], flags].concat())
 }
 
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn json(command: &str, path: &Path, flags: &[&str]) -> Value {
-    let output = wick(command, path, &[flags, &["--json"]].concat());
-    assert!(output.status.success(), "{}", said(&output));
-    serde_json::from_slice(&output.stdout).unwrap()
+fn figures(command: &str, path: &Path, flags: &[&str]) -> Value {
+    json(&[&[command, text(path)][..], flags].concat())
 }
 
 fn number(figures: &Value, name: &str) -> f64 {
@@ -41,7 +37,7 @@ fn predictions_are_whole_and_finite() {
         (relu.path(), &["--memory", "100%"]),
         (silu.path(), &["--memory", "100%"]),
     ] {
-        let plan = json("plan", path, &[flags, &["--predict"]].concat());
+        let plan = figures("plan", path, &[flags, &["--predict"]].concat());
         let figures = &plan["prediction"];
         let parts =
             ["io_ms", "memory_ms", "compute_ms", "other_ms"].map(|name| number(figures, name));
@@ -64,7 +60,7 @@ fn predictions_are_whole_and_finite() {
         assert_eq!(misses, !flags.contains(&"100%"), "{figures}");
         assert!(number(&plan, "total_bytes") > 0.0);
     }
-    let without = json("plan", relu.path(), &[]);
+    let without = figures("plan", relu.path(), &[]);
     assert_eq!(without.get("prediction"), None);
 }
 
@@ -79,7 +75,7 @@ fn predictions_say_what_cannot_be() {
         ),
         (&["--prompt-tokens", "3"], "--predict"),
     ] {
-        let output = wick("plan", folder.path(), flags);
+        let output = call("plan", folder.path(), flags);
         assert!(!output.status.success());
         assert!(said(&output).contains(part), "{}", said(&output));
     }
@@ -98,7 +94,7 @@ const PLAIN: [&str; 8] = [
 
 /// Puts `settings` beside the model as if they had been found on this machine and disk, which `doctor` names.
 fn put_settings(folder: &Path, settings: &str) {
-    let machine = json("doctor", folder, &["--no-probe"]);
+    let machine = figures("doctor", folder, &["--no-probe"]);
     let disk = machine["findings"][0]["found"].as_str().unwrap();
     let disk = disk.split(", ").next().unwrap();
     let text = format!(
@@ -112,22 +108,22 @@ fn put_settings(folder: &Path, settings: &str) {
 #[test]
 fn tuned_settings_are_used_named_and_change_no_text() {
     let folder = demo();
-    let before = json("run", folder.path(), &PLAIN);
-    assert_eq!(before["tuned"], Value::Null);
+    let before = figures("run", folder.path(), &PLAIN);
+    assert!(field(&before, "tuned").is_null());
     put_settings(
         folder.path(),
         r#"{"io_threads":3,"io_engine":"pool","gap_bytes":0,"threads":1,"window_tokens":4}"#,
     );
-    let after = json("run", folder.path(), &PLAIN);
+    let after = figures("run", folder.path(), &PLAIN);
     let expected = "3 in flight, pool, gap limit 0 B, 1 compute threads, window 4";
     assert_eq!(after["tuned"], expected);
-    assert_eq!(before["ids"], after["ids"]);
-    let plan = json("plan", folder.path(), &["--memory", "60%"]);
+    assert_eq!(field(&before, "ids"), field(&after, "ids"));
+    let plan = figures("plan", folder.path(), &["--memory", "60%"]);
     assert_eq!(
         (&plan["tuned"], &plan["window_tokens"]),
         (&after["tuned"], &Value::from(4))
     );
-    let output = wick("run", folder.path(), &PLAIN);
+    let output = call("run", folder.path(), &PLAIN);
     assert!(
         said(&output).contains("tuned     3 in flight"),
         "{}",
@@ -144,9 +140,9 @@ fn tuned_settings_are_used_named_and_change_no_text() {
         "--io-engine",
         "pool",
     ];
-    let flagged = json("run", folder.path(), &[&PLAIN[..], &flags].concat());
+    let flagged = figures("run", folder.path(), &[&PLAIN[..], &flags].concat());
     assert_eq!(flagged["tuned"], "gap limit 0 B");
-    assert_eq!(before["ids"], flagged["ids"]);
+    assert_eq!(field(&before, "ids"), field(&flagged, "ids"));
 }
 
 /// A measurement is there to be repeated, also where nobody tuned.
@@ -169,7 +165,7 @@ fn benches_take_no_notice_of_tuned_settings() {
 #[test]
 fn settings_that_do_not_count_are_ignored_with_a_sentence() {
     let folder = demo();
-    let before = json("run", folder.path(), &PLAIN);
+    let before = figures("run", folder.path(), &PLAIN);
     for (settings, part) in [
         (r#"{"io_threads":0}"#, "io_threads is 0"),
         (r#"{"threads":99999999}"#, "threads is 99999999"),
@@ -177,7 +173,7 @@ fn settings_that_do_not_count_are_ignored_with_a_sentence() {
         ("[", "line"),
     ] {
         put_settings(folder.path(), settings);
-        let output = wick("run", folder.path(), &[&PLAIN[..], &["--json"]].concat());
+        let output = call("run", folder.path(), &[&PLAIN[..], &["--json"]].concat());
         assert!(output.status.success());
         let (text, after) = (
             said(&output),
@@ -198,7 +194,7 @@ fn settings_that_do_not_count_are_ignored_with_a_sentence() {
 #[test]
 fn tuning_ends_and_stores_only_what_it_says() {
     let folder = demo();
-    let outcome = json(
+    let outcome = figures(
         "tune",
         folder.path(),
         &["--memory", "60%", "--seconds", "4"],
@@ -206,9 +202,9 @@ fn tuning_ends_and_stores_only_what_it_says() {
     let stored = folder.path().join("tune.json").exists();
     assert_eq!(outcome["is_stored"], stored, "{outcome}");
     assert!(outcome["duels"].as_u64().unwrap() > 0, "{outcome}");
-    let after = json("run", folder.path(), &PLAIN);
+    let after = figures("run", folder.path(), &PLAIN);
     assert_eq!(after["tuned"].is_string(), stored);
-    let output = wick("tune", &folder.path().join("nowhere"), &[]);
+    let output = call("tune", &folder.path().join("nowhere"), &[]);
     assert!(!output.status.success() && said(&output).contains("no such folder"));
 }
 
@@ -220,21 +216,21 @@ fn settings_stay_until_others_were_tried() {
     let before = std::fs::read(&file).unwrap();
     let memory = ["--memory", "60%", "--seconds"];
     let nothing = [&memory[..], &["0.001"]].concat();
-    let outcome = json("tune", folder.path(), &nothing);
+    let outcome = figures("tune", folder.path(), &nothing);
     assert_eq!(
         (&outcome["duels"], &outcome["is_stored"]),
         (&0.into(), &false.into())
     );
     assert_eq!(outcome["is_removed"], false);
     assert_eq!(std::fs::read(&file).unwrap(), before);
-    let output = wick("tune", folder.path(), &nothing);
+    let output = call("tune", folder.path(), &nothing);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(
         text.contains("no settings were tried") && text.contains("left as it was"),
         "{text}"
     );
     // A context of a few tokens is enough.
-    let outcome = json(
+    let outcome = figures(
         "tune",
         folder.path(),
         &[&memory[..], &["4", "--ctx", "4"]].concat(),
@@ -251,7 +247,7 @@ fn settings_stay_until_others_were_tried() {
 #[test]
 fn the_doctor_looks_at_everything_and_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
-    let checkup = json("doctor", folder.path(), &["--no-probe"]);
+    let checkup = figures("doctor", folder.path(), &["--no-probe"]);
     let findings = checkup["findings"].as_array().unwrap();
     let names: Vec<&str> = findings
         .iter()
@@ -275,16 +271,16 @@ fn the_doctor_looks_at_everything_and_leaves_nothing_behind() {
     for finding in findings {
         let warns = finding["status"] == "warn";
         assert!(warns || finding["status"] == "ok", "{finding}");
-        assert_eq!(finding["advice"].is_string(), warns, "{finding}");
+        assert_eq!(field(finding, "advice").is_string(), warns, "{finding}");
     }
-    assert_eq!(checkup["rates"], Value::Null);
+    assert!(field(&checkup, "rates").is_null());
     assert!(checkup["machine"]["cpus"].as_u64().unwrap() > 0);
-    let output = wick("doctor", folder.path(), &[]);
+    let output = call("doctor", folder.path(), &[]);
     let text = String::from_utf8(output.stdout).unwrap();
     for line in ["reads in order", "reads at random", "memory reads"] {
         assert!(text.contains(line), "{text}");
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-    let output = wick("doctor", &folder.path().join("nowhere"), &[]);
+    let output = call("doctor", &folder.path().join("nowhere"), &[]);
     assert!(!output.status.success() && said(&output).contains("no such file or folder"));
 }

@@ -65,7 +65,8 @@ fn cells_are_named_and_say_what_was_effective() {
             access["cache_dropped"].is_boolean(),
             access["io"] == "buffered"
         );
-        assert_eq!(access["alignment_bytes"] == 1, access["io"] == "buffered");
+        let alignment_bytes = access["alignment_bytes"].as_u64().unwrap();
+        assert_eq!(alignment_bytes == 1, access["io"] == "buffered");
     }
     let cells = json["cells"].as_array().unwrap();
     assert_eq!(cells.len(), ways.len() * engines.len() * 4);

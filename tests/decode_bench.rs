@@ -1,23 +1,14 @@
 //! `wick bench decode` as it is called: what its rows read and keep, and what it refuses.
 
 use std::path::Path;
-use std::process::{Command, Output};
 
 use serde_json::Value;
 
 use crate::demo::demo;
-use crate::support::{converted, fixture};
-
-fn wick(words: &[&str], path: &Path, flags: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_wick"));
-    command.args(words).arg(path).args(flags).output().unwrap()
-}
+use crate::support::{converted, fixture, json, refused, text, wick};
 
 fn decode(path: &Path, flags: &[&str]) -> Value {
-    let output = wick(&["bench", "decode"], path, &[flags, &["--json"]].concat());
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{stderr}");
-    serde_json::from_slice(&output.stdout).unwrap()
+    json(&[&["bench", "decode", text(path)][..], flags].concat())
 }
 
 fn number(row: &Value, name: &str) -> f64 {
@@ -37,11 +28,15 @@ fn names(bench: &Value) -> Vec<&str> {
 fn each_row_reads_and_keeps_what_its_name_says() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("synthetic");
-    let output = wick(
-        &["synth"],
-        &out,
-        &["--like", "opt-125m", "--layers", "10", "-q"],
-    );
+    let output = wick(&[
+        "synth",
+        text(&out),
+        "--like",
+        "opt-125m",
+        "--layers",
+        "10",
+        "-q",
+    ]);
     assert!(
         output.status.success(),
         "{}",
@@ -124,13 +119,11 @@ fn a_real_model_uses_its_own_selector_and_reads_nothing_when_it_fits() {
 fn rows_that_cannot_be_are_left_out_or_refused() {
     let out = converted(&fixture("llama-2-silu"));
     let refused = |path: &Path, flags: &[&str], part: &str| {
-        let output = wick(&["bench", "decode"], path, flags);
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success(), "{stderr}");
-        assert!(
-            stderr.contains(part) && !stderr.contains("panicked"),
-            "{stderr}"
+        let said = refused(
+            &[&["bench", "decode", text(path)][..], flags].concat(),
+            &[part],
         );
+        assert!(!said.contains("panicked"), "{said}");
     };
     refused(
         out.path(),

@@ -10,29 +10,21 @@ use candle_wick_models::{
 use serde_json::{json, Value};
 
 use crate::demo::{assets, demo};
-use crate::support::{converted, expected, fixture, options};
+use crate::support::{converted, expected, field, fixture, json, options, refused, text, wick};
 
 /// `wick` on a folder, with the words that come before it.
-pub(crate) fn wick(before: &[&str], folder: &Path, words: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_wick"));
-    command.args(before).arg(folder).args(words);
-    command.output().unwrap()
+pub(crate) fn eval(before: &[&str], folder: &Path, words: &[&str]) -> Output {
+    wick(&[before, &[text(folder)], words].concat())
 }
 
-/// As [`wick`], and the JSON object that it prints.
+/// As [`eval`], and the JSON object that it prints.
 pub(crate) fn object(before: &[&str], folder: &Path, words: &[&str]) -> Value {
-    let output = wick(before, folder, &[words, &["--json"]].concat());
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{words:?}: {stderr}");
-    serde_json::from_slice(&output.stdout).unwrap()
+    json(&[before, &[text(folder)], words].concat())
 }
 
-/// As [`wick`], and the sentence with which it refuses.
+/// As [`eval`], and the sentence with which it refuses.
 pub(crate) fn refusal(before: &[&str], folder: &Path, words: &[&str]) -> String {
-    let output = wick(before, folder, words);
-    assert!(!output.status.success(), "{words:?}");
-    assert!(output.stdout.is_empty(), "{words:?}");
-    String::from_utf8(output.stderr).unwrap()
+    refused(&[before, &[text(folder)], words].concat(), &[])
 }
 
 /// `ln p` of `ids[start..]` after what is before, by `score` over the whole text; and whether all are the likeliest.
@@ -143,11 +135,12 @@ fn both_perplexities_are_those_of_score_and_the_budget_changes_none() {
     });
     for report in &reports[1..] {
         for key in ["dense", "sparse"] {
-            assert_eq!(report[key]["block_nll"], reports[0][key]["block_nll"]);
-            assert_eq!(report[key]["nll"], reports[0][key]["nll"]);
-            assert_eq!(report[key]["perplexity"], reports[0][key]["perplexity"]);
+            for name in ["block_nll", "nll", "perplexity"] {
+                let [got, first] = [report, &reports[0]].map(|report| field(&report[key], name));
+                assert_eq!(got, first);
+            }
         }
-        assert_eq!(report["ratio"], reports[0]["ratio"]);
+        assert_eq!(field(report, "ratio"), field(&reports[0], "ratio"));
     }
     let blocks = [
         "--text-file",
@@ -163,10 +156,12 @@ fn both_perplexities_are_those_of_score_and_the_budget_changes_none() {
         let score = object(&["score"], folder, &words);
         let side = &reports[1][key];
         assert_eq!(side["selector"], selector);
-        assert_eq!(side["block_nll"], score["block_nll"]);
-        assert_eq!(side["perplexity"], score["perplexity"]);
-        assert_eq!(side["nll"]["mean"], score["mean_nll"]);
-        assert_eq!(reports[1]["dropped_tokens"], score["dropped_tokens"]);
+        for name in ["block_nll", "perplexity"] {
+            assert_eq!(field(side, name), field(&score, name));
+        }
+        assert_eq!(field(&side["nll"], "mean"), field(&score, "mean_nll"));
+        let dropped = field(&score, "dropped_tokens");
+        assert_eq!(field(&reports[1], "dropped_tokens"), dropped);
         assert_eq!(side["work"]["tokens"], 4 * 48);
     }
     let number = |value: &Value| value.as_f64().unwrap();
@@ -192,7 +187,9 @@ fn a_special_token_comes_once_and_dense_alone_has_no_other_side() {
     ];
     let dense = [&words[..], &["--selector", "dense"]].concat();
     let report = object(&["eval", "ppl"], folder.path(), &dense);
-    assert!(report["sparse"].is_null() && report["ratio"].is_null());
+    for name in ["sparse", "ratio"] {
+        assert!(field(&report, name).is_null(), "{name}");
+    }
     let tokenizer = WickTokenizer::load(folder.path()).unwrap().unwrap();
     let ids = tokenizer
         .encode(&std::fs::read_to_string(&file).unwrap())
@@ -205,7 +202,7 @@ fn a_special_token_comes_once_and_dense_alone_has_no_other_side() {
         let got = report["dense"]["block_nll"][index].as_f64().unwrap();
         assert!((got - nll).abs() < 1e-12, "{got} {nll}");
     }
-    let said = wick(&["eval", "ppl"], folder.path(), &words);
+    let said = eval(&["eval", "ppl"], folder.path(), &words);
     let said = String::from_utf8(said.stdout).unwrap();
     for part in [
         "2 blocks of 16 tokens, 30 targets",
@@ -264,6 +261,78 @@ fn perplexity_goes_on_from_its_results() {
         stderr.contains("another special_tokens (true, now false)"),
         "{stderr}"
     );
+}
+
+/// Scores of other predictors, of which only a tensor's values differ, and those of other instructions are other scores.
+#[test]
+fn results_are_of_these_predictors_and_these_instructions() {
+    let (folder, file) = (demo(), heldout());
+    let place = tempfile::tempdir().unwrap();
+    let [results, other] = ["results.jsonl", "other"].map(|name| place.path().join(name));
+    let words = [
+        &[
+            "eval",
+            "ppl",
+            text(folder.path()),
+            "--text-file",
+            text(&file),
+        ][..],
+        &["--ctx", "24", "--blocks", "1", "--results", text(&results)],
+    ]
+    .concat();
+    let first = json(&words);
+    let kept = std::fs::read(&results).unwrap();
+    let mut bytes = std::fs::read(folder.path().join("predictors.safetensors")).unwrap();
+    // The same file elsewhere is the same.
+    std::fs::write(&other, &bytes).unwrap();
+    let elsewhere = [&words[..], &["--predictors", text(&other)]].concat();
+    assert_eq!(json(&elsewhere), first);
+    let header_bytes = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[8 + header_bytes + 100] ^= 1;
+    std::fs::write(&other, &bytes).unwrap();
+    refused(&elsewhere, &["results.jsonl", "another predictors"]);
+    let mut scalar = Command::new(env!("CARGO_BIN_EXE_wick"));
+    let output = scalar
+        .args(&words)
+        .env("WICK_ISA", "scalar")
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let is_scalar = String::from_utf8_lossy(&kept).contains("\"isa\":\"scalar\"");
+    assert_eq!(said.contains("another isa"), !is_scalar, "{said}");
+    assert_eq!(std::fs::read(&results).unwrap(), kept);
+}
+
+/// A kill in the middle of the first line leaves nothing to refuse.
+#[test]
+fn settings_that_were_cut_short_are_written_again() {
+    let (folder, file) = (demo(), heldout());
+    let place = tempfile::tempdir().unwrap();
+    let results = place.path().join("results.jsonl");
+    std::fs::write(&results, "{\"wick_results\":2,\"wick_ver").unwrap();
+    let words = [
+        &[
+            "eval",
+            "ppl",
+            text(folder.path()),
+            "--text-file",
+            text(&file),
+        ][..],
+        &["--ctx", "24", "--blocks", "1", "--results", text(&results)],
+    ]
+    .concat();
+    let output = wick(&words);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    for part in ["results.jsonl", "dropped its last 27 bytes"] {
+        assert!(said.contains(part), "{said}");
+    }
+    let lines = std::fs::read_to_string(&results).unwrap();
+    assert_eq!(lines.lines().count(), 1 + 2);
+    // Somebody's text is nobody's to drop.
+    std::fs::write(&results, "Dear diary,").unwrap();
+    refused(&words, &["results.jsonl", "no file of results"]);
+    assert_eq!(std::fs::read_to_string(&results).unwrap(), "Dear diary,");
 }
 
 #[test]

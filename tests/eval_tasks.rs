@@ -8,8 +8,8 @@ use flate2::write::GzEncoder;
 use serde_json::{json, Value};
 
 use crate::demo::demo;
-use crate::eval::{object, refusal, wick, with_bos};
-use crate::support::{converted, fixture};
+use crate::eval::{eval, object, refusal, with_bos};
+use crate::support::{converted, field, fixture};
 
 const TASKS: [&str; 2] = ["eval", "tasks"];
 
@@ -68,7 +68,17 @@ fn words() -> Vec<Text> {
     ]
 }
 
-/// Lines as OLMo's evaluations have them, each document repeated without its context as some do.
+/// A line as OLMo's evaluations have it.
+fn line(doc: usize, idx: usize, context: &str, continuation: &str, label: &Value) -> String {
+    let line = json!({
+        "request_type": "loglikelihood", "doc": {"query": "anything"}, "idx": idx, "task_name": "t",
+        "doc_id": doc, "label": label,
+        "request": {"context": context, "continuation": continuation},
+    });
+    format!("{line}\n")
+}
+
+/// The lines of all documents, each of them repeated without its context as some are.
 fn lines(texts: &[Text]) -> String {
     let mut lines = String::new();
     for offset in [0, 1_000_000] {
@@ -78,12 +88,7 @@ fn lines(texts: &[Text]) -> String {
                     0 => contexts[idx.min(contexts.len() - 1)],
                     _ => "Answer:",
                 };
-                let line = json!({
-                    "request_type": "loglikelihood", "doc": {"query": "anything"}, "idx": idx, "task_name": "t",
-                    "doc_id": doc + offset, "label": label,
-                    "request": {"context": context, "continuation": continuation},
-                });
-                lines.push_str(&format!("{line}\n"));
+                lines.push_str(&line(doc + offset, idx, context, continuation, label));
             }
         }
     }
@@ -234,7 +239,7 @@ fn scores_are_those_of_every_text_alone() {
                 &winogrande["acc"]["mean"],
                 right(&scores, &partial(), false),
             );
-            assert!(winogrande["acc_norm"].is_null());
+            assert!(field(winogrande, "acc_norm").is_null());
             let scores = naive.all(&words());
             close(
                 &lambada["acc"]["mean"],
@@ -338,7 +343,7 @@ fn long_contexts_lose_their_beginning_and_are_counted() {
     let cut = choices().iter().filter(is_cut).count();
     assert!(cut > 0 && cut < 4, "{cut} documents of 4");
     assert_eq!(report["tasks"][0]["cut_documents"], cut);
-    let said = wick(&TASKS, folder.path(), &short);
+    let said = eval(&TASKS, folder.path(), &short);
     let said = String::from_utf8(said.stdout).unwrap();
     assert!(
         said.contains(&format!("{cut} documents lost the beginning")),
@@ -346,7 +351,7 @@ fn long_contexts_lose_their_beginning_and_are_counted() {
     );
     let shorter = [&given[..], &["--ctx", "2"]].concat();
     let stderr = refusal(&TASKS, folder.path(), &shorter);
-    for part in ["requests.jsonl.gz, document 0", "context of 2"] {
+    for part in ["requests.jsonl.gz, line 1, document 0", "context of 2"] {
         assert!(stderr.contains(part), "{stderr}");
     }
 }
@@ -381,7 +386,10 @@ fn what_cannot_be_scored_is_refused_with_a_sentence() {
         ),
         (
             "arc_challenge",
-            ["arc_challenge.jsonl", "document 0 of 3 choices has label 9"],
+            [
+                "arc_challenge.jsonl, line 1",
+                "document 0 of 3 choices has label 9",
+            ],
         ),
         ("hellaswag", ["hellaswag.jsonl, line ", "expected"]),
         ("mmlu", ["mmlu.jsonl", "has no documents"]),
@@ -399,13 +407,50 @@ fn what_cannot_be_scored_is_refused_with_a_sentence() {
     place("mmlu.jsonl", &good.replace("He looked at ", "  "));
     let words = ["--tasks", "mmlu", "--data", data_dir, "--no-bos"];
     let stderr = refusal(&TASKS, folder.path(), &words);
-    for part in ["mmlu.jsonl, document 1", "nothing precedes"] {
+    for part in ["mmlu.jsonl, line 4, document 1", "nothing precedes"] {
         assert!(stderr.contains(part), "{stderr}");
     }
     let bare = converted(&fixture("opt-pre-ln"));
     let words = ["--tasks", "piqa", "--data", data_dir];
     let stderr = refusal(&TASKS, bare.path(), &words);
     assert!(stderr.contains("no tokenizer.json"), "{stderr}");
+}
+
+/// The last document of the last task is what is wrong, and nothing was computed or kept before that is said.
+#[test]
+fn every_document_is_checked_before_the_first_is_scored() {
+    let (folder, data) = (demo(), data());
+    let results = data.path().join("results.jsonl");
+    let given = [
+        "--tasks",
+        "piqa,lambada",
+        "--data",
+        data.path().to_str().unwrap(),
+        "--results",
+        results.to_str().unwrap(),
+        "--ctx",
+        "24",
+        "--no-bos",
+    ];
+    let place = data.path().join("lambada/bpb_0shot/requests.jsonl");
+    let good = lines(&words());
+    let far = "on and on ".repeat(30);
+    for (context, continuation, reason) in [
+        ("It was", far.as_str(), "context of 24"),
+        ("  ", "dark", "nothing precedes"),
+        ("It was dre", "am", "adds no token"),
+    ] {
+        let last = line(2, 0, context, continuation, &json!(["word"]));
+        std::fs::write(&place, good.clone() + &last).unwrap();
+        let stderr = refusal(&TASKS, folder.path(), &given);
+        for part in ["requests.jsonl, line 5, document 2", reason] {
+            assert!(stderr.contains(part), "{stderr}");
+        }
+        assert!(!results.exists(), "{reason}");
+    }
+    std::fs::write(&place, good).unwrap();
+    object(&TASKS, folder.path(), &given);
+    assert!(results.exists());
 }
 
 #[test]
@@ -417,7 +462,7 @@ fn the_table_has_both_sides_and_their_difference() {
         "--data",
         data.path().to_str().unwrap(),
     ];
-    let said = wick(&TASKS, folder.path(), &words);
+    let said = eval(&TASKS, folder.path(), &words);
     let said = String::from_utf8(said.stdout).unwrap();
     for part in [
         "| piqa | 4 of 4 | dense |",

@@ -1,14 +1,13 @@
 //! Same selection, same bytes: at every budget, thread count and way of reading.
 
 use std::path::Path;
-use std::process::Command;
 
 use candle_wick::{DirectIo, FlashFolder, IoOptions, SelectorKind};
 use candle_wick_models::{LoadOptions, LoadedModel};
 use serde_json::Value;
 
 use crate::demo::demo;
-use crate::support::{converted, expected, fixture, greedy};
+use crate::support::{converted, expected, field, fixture, greedy, json};
 
 /// Bits of the logits of a prompt scored position by position, and of decoding after it.
 pub(crate) fn fingerprint(model: &mut LoadedModel, ids: &[u32]) -> Vec<u32> {
@@ -119,21 +118,8 @@ fn the_floor_gives_the_same_bytes_as_plenty() {
         .map(|index| ((index * 37 + 11) % 4096).to_string())
         .collect();
     let ids = ids.join(",");
-    let wick = |words: &[&str]| -> Value {
-        let words = [words, &["--json"]].concat();
-        let output = Command::new(env!("CARGO_BIN_EXE_wick"))
-            .args(words)
-            .output()
-            .unwrap();
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        serde_json::from_slice(&output.stdout).unwrap()
-    };
     for selector in ["dense", "lowrank"] {
-        let plan = wick(&["plan", folder, "--selector", selector]);
+        let plan = json(&["plan", folder, "--selector", selector]);
         assert_eq!(
             (
                 plan["streamed"].as_array().unwrap().len(),
@@ -143,13 +129,13 @@ fn the_floor_gives_the_same_bytes_as_plenty() {
         );
         let floor = (plan["floor_bytes"].as_u64().unwrap() + (1 << 20)).to_string();
         let tight = ["--memory", &floor, "--window", "3"];
-        let plan = wick(&[&["plan", folder, "--selector", selector][..], &tight].concat());
+        let plan = json(&[&["plan", folder, "--selector", selector][..], &tight].concat());
         assert!(!plan["streamed"].as_array().unwrap().is_empty(), "{plan}");
         assert!(plan["chunk_tokens"].as_u64().unwrap() < 128, "{plan}");
         let score = ["score", folder, "--selector", selector, "--ids", &ids];
         assert_eq!(
-            wick(&score),
-            wick(&[&score[..], &tight].concat()),
+            json(&score),
+            json(&[&score[..], &tight].concat()),
             "{selector}"
         );
         let run = [
@@ -162,9 +148,10 @@ fn the_floor_gives_the_same_bytes_as_plenty() {
             "-n",
             "6",
         ];
-        let (plenty, tight) = (wick(&run), wick(&[&run[..], &tight].concat()));
-        assert_eq!(plenty["ids"], tight["ids"], "{selector}");
-        assert!(tight["bytes_read_per_token"].as_f64() > plenty["bytes_read_per_token"].as_f64());
+        let (plenty, tight) = (json(&run), json(&[&run[..], &tight].concat()));
+        assert_eq!(field(&plenty, "ids"), field(&tight, "ids"), "{selector}");
+        let read = |run: &Value| run["bytes_read_per_token"].as_f64().unwrap();
+        assert!(read(&tight) > read(&plenty));
     }
 }
 

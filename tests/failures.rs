@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use wick_format::FileHasher;
 
-use crate::support::{converted, fixture};
+use crate::support::{converted, fixture, text};
 
 mod config;
 mod convert;
@@ -87,10 +87,6 @@ impl Said {
 /// Runs a command that must be refused.
 fn refused(arguments: &[&str], parts: &[&str]) {
     wick(arguments, b"").is_refusal(&arguments.join(" "), parts);
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
 }
 
 /// Names and contents of a folder's files.

@@ -3,14 +3,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use candle_wick::{FlashFolder, IoOptions, RecordedTrace, SelectorKind};
 use candle_wick_models::record_trace;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::support::{converted, converted_as, fixture, options, ConvertArgs};
+use crate::support::{converted, converted_as, fixture, options, text, wick, ConvertArgs};
 
 /// `expected.json` beside a maker's files, by `scripts/import_predictors.py`.
 #[derive(Deserialize)]
@@ -32,15 +32,9 @@ fn files(name: &str) -> PathBuf {
         .join(name)
 }
 
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
 fn import(model: &Path, from: &Path, ids: &str, more: &[&str]) -> Output {
     let words = ["predictor", "import", text(model), text(from), "--ids", ids];
-    let program = env!("CARGO_BIN_EXE_wick");
-    let mut command = Command::new(program);
-    command.args(words).args(more).output().unwrap()
+    wick(&[&words[..], more].concat())
 }
 
 /// Imports the files of `name` into their fixture; gives the model, what is expected, and the report.

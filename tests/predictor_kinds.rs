@@ -1,6 +1,6 @@
 //! Predictors of every kind: forms, dtypes, what they look at. Who is selected, and that nothing else depends on it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use candle::{DType, Device, Module, Tensor, D};
@@ -19,6 +19,7 @@ use crate::support::{converted_as, expected, fixture};
 mod commands;
 mod file;
 mod lies;
+mod memory;
 mod reference;
 
 use file::{metadata_of, PredictorTensors};
@@ -454,8 +455,4 @@ fn files_from_before_forms_were_written_are_low_rank() {
     with_slots(&folder, SelectorKind::LowRank, 20)
         .forward(&case.ids)
         .unwrap();
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
 }

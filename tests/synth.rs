@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
 
 use candle_wick::{FlashFolder, IoOptions, SelectorKind};
 use candle_wick_convert::synthetic::{synthesise, Geometry, SyntheticOptions, SYNTHETIC_KEY};
@@ -12,7 +11,7 @@ use candle_wick_models::{LoadOptions, LoadedModel};
 use serde_json::Value;
 use wick_format::{Dtype, Layout};
 
-use crate::support::{all_logits, greedy};
+use crate::support::{all_logits, field, greedy, json, wick};
 
 const IDS: [u32; 5] = [2, 50271, 7, 400, 1];
 
@@ -29,18 +28,6 @@ fn small(out: &Path, dtype: Dtype, seed: u64) {
 
 fn open(path: &Path) -> FlashFolder {
     FlashFolder::open(path, IoOptions::default()).unwrap()
-}
-
-fn wick(words: &[&str]) -> Output {
-    let program = env!("CARGO_BIN_EXE_wick");
-    Command::new(program).args(words).output().unwrap()
-}
-
-fn json(words: &[&str]) -> Value {
-    let output = wick(words);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{words:?}: {said}");
-    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 /// Few slots and all of them: the same bytes, and numbers.
@@ -102,7 +89,7 @@ fn the_command_writes_a_folder_that_the_others_read() {
     let out = root.path().join("model");
     let path = out.to_str().unwrap();
     let synth = ["synth", "--like", "opt-125m", "--layers", "2", path];
-    let report = json(&[&synth[..], &["--json"]].concat());
+    let report = json(&synth);
     assert_eq!(
         (&report["layers"], &report["like"], &report["dtype"]),
         (&2.into(), &"opt-125m".into(), &"f16".into())
@@ -111,12 +98,13 @@ fn the_command_writes_a_folder_that_the_others_read() {
         serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
     assert_eq!(config[SYNTHETIC_KEY], "opt-125m");
 
-    let inspected = json(&["inspect", path, "--json"]);
-    assert_eq!(inspected["predictor_bytes"], report["predictor_bytes"]);
+    let inspected = json(&["inspect", path]);
+    let bytes = field(&report, "predictor_bytes");
+    assert_eq!(field(&inspected, "predictor_bytes"), bytes);
     assert_eq!(inspected["has_tokenizer"], false);
     assert_eq!(inspected["layers"][1]["predictor"]["union_fraction"], 0.24);
 
-    let run = ["run", path, "--ids", "5,6,7,8", "-n", "4", "--json"];
+    let run = ["run", path, "--ids", "5,6,7,8", "-n", "4"];
     for selector in ["dense", "lowrank"] {
         let at = |memory| {
             let options = ["--selector", selector, "--memory", memory];
@@ -129,7 +117,7 @@ fn the_command_writes_a_folder_that_the_others_read() {
 
     // Again: nothing to do. With other weights: not into this folder.
     let before = fs::metadata(out.join("predictors.safetensors")).unwrap();
-    let again = json(&[&synth[..], &["--json"]].concat());
+    let again = json(&synth);
     assert!(again["notes"][0]
         .as_str()
         .unwrap()

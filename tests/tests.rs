@@ -17,6 +17,7 @@ mod fixtures;
 mod heads;
 mod hub;
 mod import_predictors;
+mod inspect;
 mod lora;
 mod predictor_kinds;
 mod predictors;

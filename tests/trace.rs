@@ -1,7 +1,7 @@
 //! `wick trace` and `wick window`: what is recorded is what tokens have, and figures come of it.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use candle::{Device, Tensor};
@@ -12,33 +12,7 @@ use serde_json::Value;
 use wick_format::{Dtype, Layout};
 
 use crate::demo::demo;
-use crate::support::options;
-
-fn wick(words: &[&str]) -> Output {
-    let program = env!("CARGO_BIN_EXE_wick");
-    Command::new(program).args(words).output().unwrap()
-}
-
-fn json(words: &[&str]) -> Value {
-    let output = wick(&[words, &["--json"]].concat());
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{words:?}: {said}");
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-fn refused(words: &[&str], parts: &[&str]) {
-    let output = wick(words);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success(), "{words:?}");
-    assert!(
-        parts.iter().all(|part| said.contains(part)),
-        "{words:?}: {said}"
-    );
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
+use crate::support::{json, options, refused, text, wick};
 
 /// The neurons of each token, by layer.
 fn all_layers(path: &Path) -> Vec<Vec<Vec<u32>>> {

@@ -4,7 +4,9 @@ use std::fmt;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use candle_wick::{ColumnKind, FlashFolder, HumanBytes, IoMode, PredictorMetadata, RESIDENT_FILE};
+use candle_wick::{
+    ColumnKind, FlashFolder, HumanBytes, IoMode, PredictorMetadata, PREDICTORS_FILE, RESIDENT_FILE,
+};
 use clap::Args;
 use serde::Serialize;
 
@@ -43,6 +45,8 @@ struct Inspection {
     resident_bytes: u64,
     predictor_bytes: u64,
     predictors: Option<Predictors>,
+    /// Why the predictors there are cannot be used.
+    predictors_error: Option<String>,
     layers: Vec<Layer>,
     files: Vec<File>,
 }
@@ -113,9 +117,16 @@ impl Inspection {
                 bytes: file.size_bytes,
             })
             .collect();
-        let predictors = folder.predictors()?;
+        let predictors = folder.predictors().ok().flatten();
+        // The rest of the folder is as good as without them.
+        let (in_short, predictors_error) = match Predictors::of(folder) {
+            Ok(in_short) => (in_short, None),
+            Err(error) => (None, Some(output::one_line(&error))),
+        };
         let mut predictor_bytes = 0;
-        if let Some(path) = folder.predictors_path() {
+        let unusable = folder.path().join(PREDICTORS_FILE);
+        let unusable = unusable.is_file().then_some(unusable);
+        if let Some(path) = folder.predictors_path().or(unusable.as_deref()) {
             let found = std::fs::metadata(path).with_context(|| path.display().to_string())?;
             predictor_bytes = found.len();
             files.push(File {
@@ -163,7 +174,8 @@ impl Inspection {
                 .find(|file| file.name == RESIDENT_FILE)
                 .map_or(0, |file| file.bytes),
             predictor_bytes,
-            predictors: Predictors::of(folder)?,
+            predictors: in_short,
+            predictors_error,
             layers,
             files,
         })
@@ -259,6 +271,13 @@ impl Inspection {
         };
         format!("{}{alignment}{order}", self.io_mode)
     }
+
+    /// The predictors in a line, or why they are of no use; `None` where there are none.
+    fn selection(&self) -> Option<String> {
+        let unusable = self.predictors_error.as_ref();
+        let unusable = unusable.map(|error| format!("unusable: {error}"));
+        unusable.or_else(|| self.predictors.as_ref().map(Predictors::to_string))
+    }
 }
 
 impl fmt::Display for Inspection {
@@ -288,8 +307,8 @@ impl fmt::Display for Inspection {
             ("resident", self.resident_bytes),
             ("predictors", self.predictor_bytes),
         ];
-        if let Some(predictors) = &self.predictors {
-            writeln!(f, "{:<12}{predictors}", "selection")?;
+        if let Some(selection) = self.selection() {
+            writeln!(f, "{:<12}{selection}", "selection")?;
         }
         for (label, bytes) in parts {
             writeln!(f, "{label:<12}{:>10}", HumanBytes(bytes).to_string())?;

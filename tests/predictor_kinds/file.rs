@@ -141,6 +141,14 @@ impl PredictorTensors {
         all.find(|(spec, _)| spec.name.ends_with(part)).unwrap()
     }
 
+    /// Gives the first such tensor another shape, perhaps another dtype, and as many zeros as that takes.
+    pub fn retype(&mut self, part: &str, dtype: Option<StoredDtype>, shape: &[usize]) {
+        let (spec, bytes) = self.tensor(part);
+        spec.dtype = dtype.unwrap_or(spec.dtype);
+        spec.shape = shape.to_vec();
+        *bytes = vec![0; shape.iter().product::<usize>() * spec.dtype.size_bytes()];
+    }
+
     pub fn write(&self, path: &Path) {
         let mut contents = BTreeMap::new();
         let (mut specs, mut checksum_specs) = (Vec::new(), Vec::new());

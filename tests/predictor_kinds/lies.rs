@@ -27,17 +27,13 @@ fn remove(file: &mut PredictorTensors, part: &str) {
     file.tensors.retain(|(spec, _)| !spec.name.ends_with(part));
 }
 
-/// Gives a tensor another shape, and as many zeros as that takes.
 fn reshape(file: &mut PredictorTensors, part: &str, shape: &[usize]) {
-    let (spec, bytes) = file.tensor(part);
-    spec.shape = shape.to_vec();
-    *bytes = vec![0; shape.iter().product::<usize>() * spec.dtype.size_bytes()];
+    file.retype(part, None, shape);
 }
 
 fn retype(file: &mut PredictorTensors, part: &str, dtype: StoredDtype) {
     let shape = file.tensor(part).0.shape.clone();
-    file.tensor(part).0.dtype = dtype;
-    reshape(file, part, &shape);
+    file.retype(part, Some(dtype), &shape);
 }
 
 /// Lies about the quantised gate of a layer of 256 neurons with 64 inputs, and words of the sentence.
@@ -108,9 +104,8 @@ const GATES: [(Lie, &[&str]); 17] = [
 ];
 
 /// Lies about a low-rank pair of whole numbers.
-const PAIRS: [(Lie, &[&str]); 7] = [
+const PAIRS: [(Lie, &[&str]); 9] = [
     (|file| say(file, "form", "gate"), &["gate.weight"]),
-    (|file| remove(file, "0.predictor.up.scale"), &["up.scale"]),
     (
         |file| retype(file, "up.weight", StoredDtype::F16),
         &["up.weight", "F16", "up.scale", "I8"],
@@ -124,12 +119,28 @@ const PAIRS: [(Lie, &[&str]); 7] = [
         &["up.weight", "[256, 4]", "[256, 8]"],
     ),
     (
-        |file| retype(file, "up.weight", StoredDtype::U32),
-        &["up.weight", "U32"],
+        |file| reshape(file, "down.scale", &[7]),
+        &["down.scale", "[7]", "F32 [8]"],
+    ),
+    (
+        |file| {
+            reshape(file, "down.weight", &[0, 64]);
+            reshape(file, "down.scale", &[0]);
+            reshape(file, "up.weight", &[256, 0]);
+        },
+        &["down.weight", "rank 0"],
     ),
     (
         |file| poke(file, "down.scale", 8, &f32::NAN.to_le_bytes()),
         &["down.scale", "value 2 is NaN"],
+    ),
+    (
+        |file| poke(file, "up.scale", 4, &f32::INFINITY.to_le_bytes()),
+        &["up.scale", "value 1 is inf"],
+    ),
+    (
+        |file| poke(file, "up.bias", 1020, &f32::NAN.to_le_bytes()),
+        &["up.bias", "value 255 is NaN"],
     ),
 ];
 
@@ -160,6 +171,130 @@ fn every_lie_is_called_one() {
             words.iter().all(|word| error.contains(word)),
             "{words:?}: {error}"
         );
+    }
+}
+
+const DTYPES: [StoredDtype; 6] = [
+    StoredDtype::F32,
+    StoredDtype::F16,
+    StoredDtype::Bf16,
+    StoredDtype::I8,
+    StoredDtype::U8,
+    StoredDtype::U32,
+];
+const FLOATS: [StoredDtype; 3] = [StoredDtype::F32, StoredDtype::F16, StoredDtype::Bf16];
+
+/// A file of each form, and its parts.
+fn forms(folder: &FlashFolder) -> [(PredictorTensors, Vec<String>); 3] {
+    let pair = |dtype| PredictorTensors::low_rank(folder, "ffn_input", "relu", dtype);
+    [
+        PredictorTensors::gate(folder, "ffn_input", PackedBits::Four),
+        pair(StoredDtype::F16),
+        pair(StoredDtype::I8),
+    ]
+    .map(|file| {
+        let names = file.tensors.iter().filter_map(|(spec, _)| {
+            let name = spec.name.strip_prefix("model.decoder.layers.1.")?;
+            Some(name.trim_start_matches("predictor.").to_owned())
+        });
+        let names = names.collect();
+        (file, names)
+    })
+}
+
+/// Every tensor of every form, missing, in every other dtype and in other shapes: the file and the tensor are named.
+#[test]
+fn each_tensor_is_what_the_format_says_or_refused() {
+    let case = Case::of("opt-pre-ln");
+    let (mut refusals, mut loaded) = (0, 0);
+    for (honest, parts) in forms(&case.open()) {
+        assert!(parts.len() >= 3, "{parts:?}");
+        for part in &parts {
+            let mut refused = |lie: &dyn Fn(&mut PredictorTensors), what: &str| {
+                let mut file = honest.clone();
+                lie(&mut file);
+                let error = load(case.with(&file)).err();
+                let error = error.unwrap_or_else(|| panic!("{part} {what} was believed"));
+                for word in ["other.safetensors", ".predictor."] {
+                    assert!(error.contains(word), "{part} {what}: {error}");
+                }
+                refusals += 1;
+            };
+            refused(&|file| remove(file, part), "missing");
+            let spec = honest.clone().tensor(part).0.clone();
+            let is_float_matrix = part.ends_with("weight") && FLOATS.contains(&spec.dtype);
+            for dtype in DTYPES.into_iter().filter(|dtype| *dtype != spec.dtype) {
+                let lie = |file: &mut PredictorTensors| retype(file, part, dtype);
+                if is_float_matrix && FLOATS.contains(&dtype) {
+                    let mut file = honest.clone();
+                    lie(&mut file);
+                    load(case.with(&file)).unwrap();
+                    loaded += 1;
+                } else {
+                    refused(&lie, &dtype.to_string());
+                }
+            }
+            let (rows, rest) = spec.shape.split_first().unwrap();
+            let with_rows = |rows| [&[rows][..], rest].concat();
+            let shapes = [
+                with_rows(rows - 1),
+                with_rows(rows + 1),
+                with_rows(0),
+                [&spec.shape[..], &[1]].concat(),
+                [&[1], &spec.shape[..]].concat(),
+                Vec::new(),
+            ];
+            for shape in shapes {
+                let lie = |file: &mut PredictorTensors| reshape(file, part, &shape);
+                refused(&lie, &format!("{shape:?}"));
+            }
+        }
+    }
+    assert_eq!((refusals, loaded), (REFUSALS, 2 * 2));
+}
+
+/// 3 tensors of a gate, 3 of a pair of floats, 5 of one of whole numbers: missing, 5 other dtypes, 6 other shapes; but
+/// for the two float matrices, which may have two other dtypes.
+const REFUSALS: usize = (3 + 3 + 5) * (1 + 5 + 6) - 2 * 2;
+
+#[test]
+fn each_list_has_a_number_a_layer_and_no_nan() {
+    let case = Case::of("opt-pre-ln");
+    let mut honest =
+        PredictorTensors::low_rank(&case.open(), "ffn_input", "none", StoredDtype::F32);
+    for key in ["union_by_window", "fresh_by_window"] {
+        say(&mut honest, key, &["0.5"; 27].join(" "));
+    }
+    load(case.with(&honest)).unwrap();
+    let lists = [
+        ("thresholds", 3),
+        ("recall", 3),
+        ("selected_fraction", 3),
+        ("union_fraction", 3),
+        ("union_by_window", 27),
+        ("fresh_by_window", 27),
+    ];
+    for (key, count) in lists {
+        let numbers = |count: usize| vec!["0.5"; count].join(" ");
+        let wrong = [
+            String::new(),
+            numbers(count - 1),
+            numbers(count + 1),
+            numbers(count - 1) + " NaN",
+            numbers(count - 1) + " half",
+        ];
+        for text in wrong {
+            let mut file = honest.clone();
+            say(&mut file, key, &text);
+            let error = load(case.with(&file)).err();
+            let error = error.unwrap_or_else(|| panic!("{key} {text:?} was believed"));
+            assert!(error.contains("other.safetensors"), "{error}");
+            assert!(error.contains(&format!("\"{key}\"")), "{error}");
+        }
+        let mut file = honest.clone();
+        file.metadata.remove(key).unwrap();
+        let error = load(case.with(&file)).err().unwrap();
+        assert!(error.contains(&format!("lacks \"{key}\"")), "{error}");
     }
 }
 

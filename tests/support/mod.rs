@@ -7,6 +7,10 @@ use candle_wick_convert::{convert, ConvertOptions, Layout};
 use candle_wick_models::{LoadOptions, LoadedModel};
 use serde::Deserialize;
 
+mod command;
+
+pub use command::{field, json, refused, text, wick};
+
 /// `expected.json` of a fixture.
 #[derive(Deserialize)]
 pub struct Expected {

@@ -85,6 +85,11 @@ impl Continuation {
         &self.ids
     }
 
+    /// Where the continuation starts among them.
+    pub fn start(&self) -> usize {
+        self.start
+    }
+
     /// Tokens of the continuation.
     pub fn target_count(&self) -> usize {
         self.ids.len() - self.start

@@ -25,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::eviction_order::CachePolicy;
 use crate::folder::FlashFolder;
 use crate::memory::{HumanBytes, Memory};
+use crate::predictor_kind::PredictorForm;
 use crate::pruning::pruning_workspace_bytes;
 use crate::selector_kind::SelectorKind;
 use crate::var_builder::{Placement, Switches};
@@ -186,16 +187,18 @@ impl Fixed {
         let logits = logits_tokens(chunk) * LOGITS_COPIES + SAMPLING_COPIES;
         let activations = 4 * (chunk * needs.token_values + logits * needs.vocab_size) as u64;
         let hidden = needs.hidden_size;
-        let steps = match options.selector.reads_columns(folder) {
-            true => {
-                workspace_bytes(chunk, hidden, ffn.max(hidden))
-                    + column_workspace_bytes(chunk, hidden, ffn)
-            }
-            false if options.selector.is_pruning() => {
-                workspace_bytes(chunk, hidden, ffn) + pruning_workspace_bytes(chunk, ffn)
-            }
-            false => workspace_bytes(chunk, hidden, ffn),
+        let rank = match options.selector.form() {
+            Some(PredictorForm::LowRank) => folder.predictor_rank_max(),
+            _ => 0,
         };
+        let more = match options.selector {
+            selector if selector.reads_columns(folder) => {
+                column_workspace_bytes(chunk, hidden, ffn)
+            }
+            selector if selector.is_pruning() => pruning_workspace_bytes(chunk, ffn),
+            _ => 0,
+        };
+        let steps = workspace_bytes(chunk, hidden, ffn.max(hidden), rank) + more;
         let caches = Cached::of(folder, options.selector);
         Self {
             process: options.process_bytes.saturating_sub(folder.ring_bytes()) + LATER_PAGES_BYTES,

@@ -14,9 +14,17 @@ use crate::error::Result;
 use crate::folder::FlashFolder;
 use crate::matrix::Matrix;
 use crate::neurons::{kernel_dtype, Rows};
-use crate::predictor::{finite_values, predictor_error};
+use crate::predictor::{expect_tensor, finite_values, predictor_error, tensor_extent};
 use crate::predictor_kind::Between;
 use crate::workspace::sized;
+
+/// What a matrix may be stored in.
+const DTYPES: [StoredDtype; 4] = [
+    StoredDtype::F32,
+    StoredDtype::F16,
+    StoredDtype::Bf16,
+    StoredDtype::I8,
+];
 
 /// The two matrices of one layer.
 pub(crate) struct LowRank {
@@ -34,8 +42,14 @@ struct ScaledMatrix {
 impl LowRank {
     pub(crate) fn load(folder: &FlashFolder, layer: &FfnLayer, between: Between) -> Result<Self> {
         let name = layer.predictor_tensor("down.weight");
-        let extent = folder.extent(&name).ok_or_else(|| folder.missing(&name))?;
-        let rank = extent.shape.first().copied().unwrap_or(0);
+        let rank = match tensor_extent(folder, &name)?.shape.first() {
+            Some(&rank) if rank > 0 => rank,
+            // Scores of biases alone: the same neurons for every token.
+            _ => {
+                let reason = format!("tensor {name} is of rank 0");
+                return Err(predictor_error(folder, reason));
+            }
+        };
         let (ffn, hidden) = (layer.intermediate_size, layer.hidden_size);
         Ok(Self {
             down: ScaledMatrix::load(folder, layer, "down", [rank, hidden])?,
@@ -93,17 +107,14 @@ impl ScaledMatrix {
     fn load(folder: &FlashFolder, layer: &FfnLayer, part: &str, shape: [usize; 2]) -> Result<Self> {
         let name = layer.predictor_tensor(&format!("{part}.weight"));
         let scale = layer.predictor_tensor(&format!("{part}.scale"));
-        let stored = folder.extent(&name).map(|extent| extent.dtype);
-        let dtype = match stored {
-            Some(StoredDtype::I8) => WeightDtype::I8,
-            Some(other) if folder.extent(&scale).is_some() => {
-                let reason = format!("tensor {name} is {other}, and {scale} is for one of I8");
+        let stored = expect_tensor(folder, &name, &DTYPES, &shape)?;
+        let dtype = match stored.weight() {
+            None => WeightDtype::I8,
+            Some(_) if folder.extent(&scale).is_some() => {
+                let reason = format!("tensor {name} is {stored}, and {scale} is for one of I8");
                 return Err(predictor_error(folder, reason));
             }
-            Some(other) => other.weight().map(kernel_dtype).ok_or_else(|| {
-                predictor_error(folder, format!("tensor {name} is {other}, not a weight"))
-            })?,
-            None => return Err(folder.missing(&name)),
+            Some(float) => kernel_dtype(float),
         };
         let matrix = Matrix::load_as(folder, &name, dtype, &shape, true)?;
         let scales = match dtype {

@@ -9,6 +9,8 @@
 //!
 //! Not here: the matrices (`low_rank`, `quantised_gate`), who is selected in the end (`selector`).
 
+use wick_format::{FfnLayer, StoredDtype, TensorExtent};
+
 use crate::error::{Error, Result};
 use crate::folder::FlashFolder;
 use crate::low_rank::LowRank;
@@ -180,13 +182,30 @@ impl FlashFolder {
         };
         let bits = match found.form {
             PredictorForm::LowRank => {
-                let name = layer.predictor_tensor("up.weight");
-                let extent = self.extent(&name).ok_or_else(|| self.missing(&name))?;
+                let extent = tensor_extent(self, &layer.predictor_tensor("up.weight"))?;
                 8 * extent.dtype.size_bytes()
             }
             PredictorForm::Gate => packed_bits(self, layer)?.count(),
         };
         Ok(Some(bits))
+    }
+
+    /// The highest rank of the predictors' low-rank pairs; 0 where there is none. What says that it is one and has not a
+    /// pair's shape is refused when it is loaded.
+    pub(crate) fn predictor_rank_max(&self) -> usize {
+        let rank = |layer: &FfnLayer| {
+            let extent = self.extent(&layer.predictor_tensor("down.weight"))?;
+            match extent.shape[..] {
+                [rank, hidden] if hidden == layer.hidden_size => Some(rank),
+                _ => None,
+            }
+        };
+        self.manifest()
+            .layers
+            .iter()
+            .filter_map(rank)
+            .max()
+            .unwrap_or(0)
     }
 }
 
@@ -199,8 +218,9 @@ pub(crate) fn tokens_where(values: &[f32], wanted: impl Fn(f32) -> bool) -> u128
     tokens.fold(0, |bits, (token, _)| bits | 1 << token)
 }
 
-/// A vector of `len` values, each of them finite: one that is not would leave its neuron out, or in, silently.
+/// A vector of `len` f32 values, each of them finite: one that is not would leave its neuron out, or in, silently.
 pub(crate) fn finite_values(folder: &FlashFolder, name: &str, len: usize) -> Result<Vec<f32>> {
+    expect_tensor(folder, name, &[StoredDtype::F32], &[len])?;
     let values = Matrix::load(folder, name, &[len], false)?.to_f32()?;
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(values),
@@ -209,6 +229,29 @@ pub(crate) fn finite_values(folder: &FlashFolder, name: &str, len: usize) -> Res
             format!("tensor {name}: value {at} is {}", values[at]),
         )),
     }
+}
+
+/// Refuses a tensor that has none of `dtypes`, or another shape; gives its dtype.
+pub(crate) fn expect_tensor(
+    folder: &FlashFolder,
+    name: &str,
+    dtypes: &[StoredDtype],
+    shape: &[usize],
+) -> Result<StoredDtype> {
+    let got = tensor_extent(folder, name)?;
+    if dtypes.contains(&got.dtype) && got.shape == shape {
+        return Ok(got.dtype);
+    }
+    let dtypes: Vec<String> = dtypes.iter().map(StoredDtype::to_string).collect();
+    let (dtype, got, dtypes) = (got.dtype, &got.shape, dtypes.join(", "));
+    let reason = format!("tensor {name} is {dtype} {got:?}, expected {dtypes} {shape:?}");
+    Err(predictor_error(folder, reason))
+}
+
+/// Where a tensor of a predictor lies, and what it says it is.
+pub(crate) fn tensor_extent<'a>(folder: &'a FlashFolder, name: &str) -> Result<&'a TensorExtent> {
+    let missing = || predictor_error(folder, format!("tensor {name} is missing"));
+    folder.extent(name).ok_or_else(missing)
 }
 
 /// What is wrong with the file of predictors.

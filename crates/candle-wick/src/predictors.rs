@@ -119,7 +119,8 @@ impl PredictorMetadata {
                 "made for model {made_for}, this one is {here}: make them again"
             ));
         }
-        let windows = match map.contains_key("union_by_window") {
+        let has_windows = ["union_by_window", "fresh_by_window"].map(|key| map.contains_key(key));
+        let windows = match has_windows.contains(&true) {
             false => None,
             true => Some(windows(
                 &numbers("union_by_window", WINDOW_TOKENS.len())?,

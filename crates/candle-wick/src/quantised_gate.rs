@@ -9,13 +9,13 @@
 use std::ops::Range;
 
 use half::f16;
-use wick_format::{FfnLayer, StoredDtype, TensorExtent};
+use wick_format::{FfnLayer, StoredDtype};
 use wick_kernels::{packed_groups, PackedBits, PackedRows};
 
 use crate::error::Result;
 use crate::folder::FlashFolder;
 use crate::matrix::resident_bytes;
-use crate::predictor::predictor_error;
+use crate::predictor::{expect_tensor, predictor_error, tensor_extent};
 
 /// The quantised rows of one layer, in DRAM.
 pub(crate) struct QuantisedGate {
@@ -35,13 +35,8 @@ impl QuantisedGate {
         );
         let groups = packed_groups(layer.hidden_size);
         let bits = packed_bits(folder, layer)?;
-        let got = extent(folder, &scale)?;
-        let expected = [layer.intermediate_size, groups];
-        if got.dtype != StoredDtype::F16 || got.shape != expected {
-            let (dtype, shape) = (got.dtype, &got.shape);
-            let reason = format!("tensor {scale} is {dtype} {shape:?}, expected F16 {expected:?}");
-            return Err(predictor_error(folder, reason));
-        }
+        let shape = [layer.intermediate_size, groups];
+        expect_tensor(folder, &scale, &[StoredDtype::F16], &shape)?;
         let scales = resident_bytes(folder, &folder.stored_matrix(&scale)?)?;
         let mut each = scales
             .chunks_exact(2)
@@ -82,7 +77,7 @@ impl QuantisedGate {
 /// Bits of a weight of a layer's quantised gate, by the bytes of its rows.
 pub(crate) fn packed_bits(folder: &FlashFolder, layer: &FfnLayer) -> Result<PackedBits> {
     let name = &layer.predictor_tensor("gate.weight");
-    let got = extent(folder, name)?;
+    let got = tensor_extent(folder, name)?;
     let (ffn, hidden) = (layer.intermediate_size, layer.hidden_size);
     let fits = |bits: &PackedBits| got.shape == [ffn, bits.row_bytes(hidden)];
     match PackedBits::ALL.into_iter().find(fits) {
@@ -97,8 +92,4 @@ pub(crate) fn packed_bits(folder: &FlashFolder, layer: &FfnLayer) -> Result<Pack
             Err(predictor_error(folder, reason))
         }
     }
-}
-
-fn extent<'a>(folder: &'a FlashFolder, name: &str) -> Result<&'a TensorExtent> {
-    folder.extent(name).ok_or_else(|| folder.missing(name))
 }

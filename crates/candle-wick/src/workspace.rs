@@ -101,8 +101,14 @@ pub(crate) fn score_neurons(tokens: usize) -> usize {
     PASS_ACTIVATIONS / tokens.max(1)
 }
 
-/// Bytes that the scratch grows to for steps of `tokens` tokens in layers of at most these sizes.
-pub(crate) fn workspace_bytes(tokens: usize, hidden_size: usize, intermediate_size: usize) -> u64 {
+/// Bytes that the scratch grows to for steps of `tokens` tokens in layers of at most these sizes, whose predictors are
+/// low-rank pairs of at most `rank`.
+pub(crate) fn workspace_bytes(
+    tokens: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    rank: usize,
+) -> u64 {
     let pass = pass_neurons(tokens).min(intermediate_size);
     let scores = score_neurons(tokens).min(intermediate_size);
     // Gate, up and coefficients of a pass; scores.
@@ -111,7 +117,9 @@ pub(crate) fn workspace_bytes(tokens: usize, hidden_size: usize, intermediate_si
     let selections = 2 * intermediate_size * (4 + 16) + intermediate_size * 16;
     // A guess reads what it misses at once.
     let lists = intermediate_size * (4 + size_of::<SlotRead>());
-    (activations + selections + lists + 4 * tokens * hidden_size) as u64
+    // What lies between the two matrices of a pair, by row and by token.
+    let queries = 2 * 4 * tokens * rank;
+    (activations + selections + lists + queries + 4 * tokens * hidden_size) as u64
 }
 
 /// Bytes that it grows to beyond that where layers go by columns.

@@ -31,6 +31,9 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 pub(super) struct Choice {
     pub(super) context: String,
     pub(super) continuation: String,
+    /// Of the file, from 1; not read from the line itself.
+    #[serde(skip)]
+    pub(super) line: u64,
 }
 
 /// A document and its choices.
@@ -110,7 +113,10 @@ impl Documents {
             }
             let parsed = parse(bytes, self.limit).with_context(at)?;
             match parsed {
-                Parsed::Line(line) => return Ok(Some(line)),
+                Parsed::Line(mut line) => {
+                    line.request.line = number;
+                    return Ok(Some(line));
+                }
                 Parsed::Repeated => {}
                 // Ids ascend, so all others are beyond it as well.
                 Parsed::BeyondLimit => break,
@@ -262,6 +268,9 @@ mod tests {
         assert_eq!(ids, [0, 2, 7]);
         assert_eq!((plain[0].choices.len(), plain[0].label), (2, Some(1)));
         assert_eq!(plain[0].choices[1].continuation, " 1");
+        let lines = plain.iter().flat_map(|document| &document.choices);
+        let lines: Vec<u64> = lines.map(|choice| choice.line).collect();
+        assert_eq!(lines, [1, 2, 4, 5]);
         assert_eq!(plain[1].label, None);
         // Two members, as tools that append write them.
         let half = good().len() / 2;

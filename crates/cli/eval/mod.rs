@@ -7,6 +7,7 @@
 //! Not here: how texts and choices are scored (`candle_wick_models`).
 
 mod documents;
+mod encoder;
 mod lines;
 mod ppl;
 mod results;

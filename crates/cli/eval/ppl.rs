@@ -134,7 +134,7 @@ impl PplSide {
             let question = Question {
                 task: TASK,
                 doc: index as u64,
-                ids_crc32c: ids_crc32c([block].into_iter()),
+                ids_crc32c: ids_crc32c([(block, 1)].into_iter()),
                 choices: 1,
                 cut_tokens: 0,
             };

