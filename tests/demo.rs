@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use candle_wick::{Memory, SelectorKind};
-use candle_wick_convert::predictor::{self, FitOptions};
+use candle_wick_convert::predictor::{evaluate, Quality};
 use candle_wick_models::{load, WickTokenizer};
 use serde::Deserialize;
 
@@ -60,25 +60,31 @@ fn dense_writes_what_transformers_writes() {
 #[test]
 fn predictors_find_the_active_neurons_of_text_never_trained_on() {
     let folder = demo();
-    let heldout = assets().join("heldout.txt");
-    let options = FitOptions {
-        tokens: 16_384,
-        ..FitOptions::default()
-    };
-    let layers = predictor::measure(folder.path(), &heldout, &options, &|_| {}).unwrap();
-    let mean = |value: fn(&predictor::LayerQuality) -> f32| {
-        layers.iter().map(value).sum::<f32>() / layers.len() as f32
-    };
-    let (recall, selected) = (
-        mean(|layer| layer.recall),
-        mean(|layer| layer.selected_fraction),
-    );
-    println!("recall {recall:.4}, selected {selected:.4} of the FFN");
-    for layer in &layers {
-        println!("{layer:?}");
+    let tokenizer = WickTokenizer::load(folder.path()).unwrap().unwrap();
+    let heldout = std::fs::read_to_string(assets().join("heldout.txt")).unwrap();
+    let mut ids = tokenizer.encode(&heldout).unwrap();
+    ids.truncate(16_384);
+    let options = options(SelectorKind::LowRank, None);
+    let model = load(folder.path(), &options).unwrap();
+    let found = evaluate(model, &ids, 5, &|_| {}).unwrap();
+    for quality in found
+        .layers
+        .iter()
+        .map(|layer| &layer.quality)
+        .chain([&found.all])
+    {
+        println!(
+            "recall {:.3}, selected {:.1} %, truly active {:.1} %",
+            quality.recall,
+            100.0 * quality.selected,
+            100.0 * quality.active
+        );
     }
-    assert!(recall >= 0.95, "recall {recall}");
-    assert!(selected <= 0.15, "selected {selected}");
+    let Quality {
+        recall, selected, ..
+    } = found.all;
+    assert!(recall >= 0.96, "recall {recall}");
+    assert!(selected <= 0.11, "selected {selected}");
 }
 
 /// The layers are not equally dense: the first has most of the slots.

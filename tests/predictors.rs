@@ -16,7 +16,7 @@ use crate::demo::{assets, demo};
 use crate::support::{converted, fixture, json, options, refused, text, wick};
 
 /// A part of the calibration text, so that learning takes seconds.
-fn short_text(folder: &Path) -> PathBuf {
+pub fn short_text(folder: &Path) -> PathBuf {
     let whole = fs::read_to_string(assets().join("calibration.txt")).unwrap();
     let part: String = whole.chars().take(40_000).collect();
     let path = folder.join("text.txt");
@@ -39,7 +39,7 @@ const QUICK: [&str; 11] = [
     "0.004",
 ];
 
-fn train<'a>(model: &'a Path, texts: &[&'a Path], more: &[&'a str]) -> Vec<&'a str> {
+pub fn train<'a>(model: &'a Path, texts: &[&'a Path], more: &[&'a str]) -> Vec<&'a str> {
     let mut words = vec!["predictor", "train", text(model), "--text-file"];
     words.extend(texts.iter().map(|path| text(path)));
     words.extend(QUICK);
@@ -47,13 +47,13 @@ fn train<'a>(model: &'a Path, texts: &[&'a Path], more: &[&'a str]) -> Vec<&'a s
     words
 }
 
-fn number(value: &Value, key: &str) -> f64 {
+pub fn number(value: &Value, key: &str) -> f64 {
     value[key]
         .as_f64()
         .unwrap_or_else(|| panic!("{key} in {value}"))
 }
 
-fn mean(layers: &Value, of: impl Fn(&Value) -> f64) -> f64 {
+pub fn mean(layers: &Value, of: impl Fn(&Value) -> f64) -> f64 {
     let layers = layers.as_array().unwrap();
     layers.iter().map(of).sum::<f64>() / layers.len() as f64
 }
@@ -66,7 +66,6 @@ fn a_trained_pair_selects_less_for_the_same_recall() {
         folder.path().join("trained.safetensors"),
     );
     let before = fs::read(folder.path().join("predictors.safetensors")).unwrap();
-    // Two files are one text.
     let heldout = assets().join("heldout.txt");
     let more = ["--epochs", "2", "--out", text(&out)];
     let words = train(folder.path(), &[&short, &heldout], &more);

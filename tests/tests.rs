@@ -20,6 +20,8 @@ mod import_predictors;
 mod inspect;
 mod lora;
 mod predictor_kinds;
+mod predictor_memory;
+mod predictor_texts;
 mod predictors;
 mod prompt_bench;
 mod pruning;

@@ -8,7 +8,7 @@
 //! - the folder appears under its name by one rename, complete, whoever else is at it and whenever it is killed;
 //! - another model, tokenizer or predictor inside the program means another name.
 //!
-//! Not here: fitting the predictors; that was done once, with `wick predictor fit`.
+//! Not here: making the predictors; that was done once (assets/opt-9m/README.md says how).
 
 use std::fs;
 use std::path::{Path, PathBuf};

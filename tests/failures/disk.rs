@@ -6,6 +6,7 @@ use std::process::Command;
 
 use super::convert::Place;
 use super::{command, finish, snapshot, text, wick};
+use crate::demo::assets;
 
 /// A file system mounted for one test.
 struct Mount(PathBuf);
@@ -77,6 +78,37 @@ fn full_disks() {
         }
     }
     assert!(snapshot(&place.source) == before);
+}
+
+/// What the FFNs see is kept on the disk: it is refused before the model runs, by who makes predictors and by who judges them.
+#[test]
+fn disks_without_room_for_what_predictors_are_made_from() {
+    let root = tempfile::tempdir().unwrap();
+    let disk = root.path().join("disk");
+    let Some(_mount) = Mount::tmpfs(&disk, "size=40m") else {
+        return;
+    };
+    let (model, source) = (disk.join("model"), assets());
+    wick(&["convert", text(&source), text(&model), "--quiet"], b"").is_success("convert");
+    let before = snapshot(&model);
+    let long = source.join("calibration.txt");
+    for command in ["fit", "gate", "train"] {
+        let words = [
+            "predictor",
+            command,
+            text(&model),
+            "--text-file",
+            text(&long),
+        ];
+        // 65,536 tokens of 256 values of 4 bytes in 6 layers.
+        let parts = [text(&model), "has room for", "65536 tokens", "402653184"];
+        wick(&words, b"").is_refusal(command, &parts);
+    }
+    assert!(snapshot(&model) == before);
+    let mut eval = command(&format!("TMPDIR={}; export TMPDIR;", text(&disk)));
+    eval.args(["predictor", "eval", text(&model), "--selector", "oracle"]);
+    eval.args(["--text-file", text(&long), "--tokens", "20480"]);
+    finish(eval, b"").is_refusal("eval", &[text(&disk), "20480 tokens", "125829120"]);
 }
 
 #[test]

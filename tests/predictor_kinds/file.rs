@@ -131,7 +131,7 @@ impl PredictorTensors {
         shape: &[usize],
         bytes: Vec<u8>,
     ) {
-        let spec = TensorSpec::new(layer.predictor_tensor(part), dtype, shape);
+        let spec = TensorSpec::new(format!("{}.predictor.{part}", layer.prefix), dtype, shape);
         self.tensors.push((spec, bytes));
     }
 

@@ -21,7 +21,7 @@ impl PredictorTensors {
     pub fn scores(&self, folder: &FlashFolder, index: usize, x: &[f32]) -> Vec<f64> {
         let layer = &folder.manifest().layers[index];
         let part = |part: &str| {
-            let name = layer.predictor_tensor(part);
+            let name = format!("{}.predictor.{part}", layer.prefix);
             let mut all = self.tensors.iter();
             all.find(|(spec, _)| spec.name == name)
         };

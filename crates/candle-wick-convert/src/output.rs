@@ -109,6 +109,11 @@ impl OutputFolder {
     }
 }
 
+/// Bytes that a file in `folder` may have, where the file system says so.
+pub(crate) fn room_bytes(folder: &Path) -> Option<u64> {
+    free_bytes(folder).map(|free| free.saturating_sub(SPARE_BYTES))
+}
+
 #[cfg(unix)]
 fn free_bytes(path: &Path) -> Option<u64> {
     let stat = rustix::fs::statvfs(path).ok()?;

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use wick_format::{FfnLayer, StoredDtype};
+use wick_format::{FfnLayer, PredictorPart, StoredDtype};
 use wick_kernels::{dot_rows, WeightDtype};
 
 use crate::error::Result;
@@ -25,6 +25,9 @@ const DTYPES: [StoredDtype; 4] = [
     StoredDtype::Bf16,
     StoredDtype::I8,
 ];
+/// A matrix, and the scales of its rows.
+const DOWN: [PredictorPart; 2] = [PredictorPart::Down, PredictorPart::DownScale];
+const UP: [PredictorPart; 2] = [PredictorPart::Up, PredictorPart::UpScale];
 
 /// The two matrices of one layer.
 pub(crate) struct LowRank {
@@ -41,19 +44,11 @@ struct ScaledMatrix {
 
 impl LowRank {
     pub(crate) fn load(folder: &FlashFolder, layer: &FfnLayer, between: Between) -> Result<Self> {
-        let name = layer.predictor_tensor("down.weight");
-        let rank = match tensor_extent(folder, &name)?.shape.first() {
-            Some(&rank) if rank > 0 => rank,
-            // Scores of biases alone: the same neurons for every token.
-            _ => {
-                let reason = format!("tensor {name} is of rank 0");
-                return Err(predictor_error(folder, reason));
-            }
-        };
+        let rank = rank(folder, layer)?;
         let (ffn, hidden) = (layer.intermediate_size, layer.hidden_size);
         Ok(Self {
-            down: ScaledMatrix::load(folder, layer, "down", [rank, hidden])?,
-            up: ScaledMatrix::load(folder, layer, "up", [ffn, rank])?,
+            down: ScaledMatrix::load(folder, layer, DOWN, [rank, hidden])?,
+            up: ScaledMatrix::load(folder, layer, UP, [ffn, rank])?,
             between,
         })
     }
@@ -102,11 +97,28 @@ impl LowRank {
     }
 }
 
+/// The rank of a layer's pair, by the header of the file.
+pub(crate) fn rank(folder: &FlashFolder, layer: &FfnLayer) -> Result<usize> {
+    let name = layer.predictor_tensor(PredictorPart::Down);
+    match tensor_extent(folder, &name)?.shape.first() {
+        Some(&rank) if rank > 0 => Ok(rank),
+        // Scores of biases alone: the same neurons for every token.
+        _ => Err(predictor_error(
+            folder,
+            format!("tensor {name} is of rank 0"),
+        )),
+    }
+}
+
 impl ScaledMatrix {
-    /// `<part>.weight` of a layer's predictor, never streamed, whatever the placement says of other matrices.
-    fn load(folder: &FlashFolder, layer: &FfnLayer, part: &str, shape: [usize; 2]) -> Result<Self> {
-        let name = layer.predictor_tensor(&format!("{part}.weight"));
-        let scale = layer.predictor_tensor(&format!("{part}.scale"));
+    /// A matrix of a layer's predictor, never streamed, whatever the placement says of other matrices.
+    fn load(
+        folder: &FlashFolder,
+        layer: &FfnLayer,
+        parts: [PredictorPart; 2],
+        shape: [usize; 2],
+    ) -> Result<Self> {
+        let [name, scale] = parts.map(|part| layer.predictor_tensor(part));
         let stored = expect_tensor(folder, &name, &DTYPES, &shape)?;
         let dtype = match stored.weight() {
             None => WeightDtype::I8,

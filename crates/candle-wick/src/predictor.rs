@@ -9,11 +9,11 @@
 //!
 //! Not here: the matrices (`low_rank`, `quantised_gate`), who is selected in the end (`selector`).
 
-use wick_format::{FfnLayer, StoredDtype, TensorExtent};
+use wick_format::{FfnLayer, PredictorPart, StoredDtype, TensorExtent};
 
 use crate::error::{Error, Result};
 use crate::folder::FlashFolder;
-use crate::low_rank::LowRank;
+use crate::low_rank::{rank, LowRank};
 use crate::matrix::Matrix;
 use crate::neurons::Rows;
 use crate::predictor_kind::{PredictorForm, PredictorInput};
@@ -54,11 +54,11 @@ impl Predictor {
         let (matrices, bias) = match form {
             PredictorForm::LowRank => {
                 let pair = LowRank::load(folder, layer, metadata.between)?;
-                (Matrices::LowRank(Box::new(pair)), "up.bias")
+                (Matrices::LowRank(Box::new(pair)), PredictorPart::UpBias)
             }
             PredictorForm::Gate => {
                 let gate = QuantisedGate::load(folder, layer)?;
-                (Matrices::Gate(gate), "gate.bias")
+                (Matrices::Gate(gate), PredictorPart::GateBias)
             }
         };
         Ok(Self {
@@ -182,7 +182,7 @@ impl FlashFolder {
         };
         let bits = match found.form {
             PredictorForm::LowRank => {
-                let extent = tensor_extent(self, &layer.predictor_tensor("up.weight"))?;
+                let extent = tensor_extent(self, &layer.predictor_tensor(PredictorPart::Up))?;
                 8 * extent.dtype.size_bytes()
             }
             PredictorForm::Gate => packed_bits(self, layer)?.count(),
@@ -194,7 +194,7 @@ impl FlashFolder {
     /// pair's shape is refused when it is loaded.
     pub(crate) fn predictor_rank_max(&self) -> usize {
         let rank = |layer: &FfnLayer| {
-            let extent = self.extent(&layer.predictor_tensor("down.weight"))?;
+            let extent = self.extent(&layer.predictor_tensor(PredictorPart::Down))?;
             match extent.shape[..] {
                 [rank, hidden] if hidden == layer.hidden_size => Some(rank),
                 _ => None,
@@ -206,6 +206,20 @@ impl FlashFolder {
             .filter_map(rank)
             .max()
             .unwrap_or(0)
+    }
+
+    /// Rank of layer `index`'s low-rank predictor, by the header of its file; `None` where there is no such predictor or no
+    /// such layer.
+    ///
+    /// # Errors
+    /// The predictors are unusable, or their tensor is missing.
+    pub fn predictor_rank(&self, index: usize) -> Result<Option<usize>> {
+        match (self.predictors()?, self.manifest().layers.get(index)) {
+            (Some(found), Some(layer)) if found.form == PredictorForm::LowRank => {
+                rank(self, layer).map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 }
 

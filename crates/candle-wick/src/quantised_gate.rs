@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use half::f16;
-use wick_format::{FfnLayer, StoredDtype};
+use wick_format::{FfnLayer, PredictorPart, StoredDtype};
 use wick_kernels::{packed_groups, PackedBits, PackedRows};
 
 use crate::error::Result;
@@ -30,8 +30,8 @@ pub(crate) struct QuantisedGate {
 impl QuantisedGate {
     pub(crate) fn load(folder: &FlashFolder, layer: &FfnLayer) -> Result<Self> {
         let (weight, scale) = (
-            layer.predictor_tensor("gate.weight"),
-            layer.predictor_tensor("gate.scale"),
+            layer.predictor_tensor(PredictorPart::Gate),
+            layer.predictor_tensor(PredictorPart::GateScale),
         );
         let groups = packed_groups(layer.hidden_size);
         let bits = packed_bits(folder, layer)?;
@@ -76,7 +76,7 @@ impl QuantisedGate {
 
 /// Bits of a weight of a layer's quantised gate, by the bytes of its rows.
 pub(crate) fn packed_bits(folder: &FlashFolder, layer: &FfnLayer) -> Result<PackedBits> {
-    let name = &layer.predictor_tensor("gate.weight");
+    let name = &layer.predictor_tensor(PredictorPart::Gate);
     let got = tensor_extent(folder, name)?;
     let (ffn, hidden) = (layer.intermediate_size, layer.hidden_size);
     let fits = |bits: &PackedBits| got.shape == [ffn, bits.row_bytes(hidden)];

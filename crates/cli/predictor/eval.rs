@@ -59,8 +59,8 @@ pub(super) fn run(args: &EvalArgs, interrupt: Interrupt) -> Result<ExitCode> {
     }
     let name = path.display().to_string();
     let window = args.model.given().window_tokens.unwrap_or(WINDOW_TOKENS);
-    let mut model = LoadedModel::load(opened.folder, &opened.options)?;
-    let evaluation = with_progress(|progress| evaluate(&mut model, &ids, window, progress))?;
+    let model = LoadedModel::load(opened.folder, &opened.options)?;
+    let evaluation = with_progress(|progress| evaluate(model, &ids, window, progress))?;
     match args.json {
         true => output::print_json(&evaluation)?,
         false => output::print(&table(&evaluation))?,

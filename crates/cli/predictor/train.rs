@@ -22,7 +22,7 @@ pub(super) struct TrainArgs {
     /// Converted folder
     model: PathBuf,
 
-    /// Files with text like that which the model will see
+    /// Files with text like that which the model will see; the last tenth of each is what the result is measured on
     #[arg(long, alias = "text", value_name = "FILES", num_args = 1.., required = true)]
     text_file: Vec<PathBuf>,
 

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::column::stride_fault;
 use crate::record::SIZE_MAX;
 use crate::{
-    ChecksumBlocks, ColumnLayout, Dtype, FormatError, RecordLayout, StoredDtype, TensorExtent,
-    TensorIndex,
+    ChecksumBlocks, ColumnLayout, Dtype, FormatError, PredictorPart, RecordLayout, StoredDtype,
+    TensorExtent, TensorIndex,
 };
 
 /// How the records of a layer are arranged.
@@ -180,9 +180,9 @@ impl FfnLayer {
         format!("{}.neurons.order", self.prefix)
     }
 
-    /// Name of a tensor of the layer's predictor: `down.weight`, `up.weight` or `up.bias`.
-    pub fn predictor_tensor(&self, part: &str) -> String {
-        format!("{}.predictor.{part}", self.prefix)
+    /// Name of a tensor of the layer's predictor.
+    pub fn predictor_tensor(&self, part: PredictorPart) -> String {
+        format!("{}.predictor.{}", self.prefix, part.name())
     }
 
     /// The extents of neuron records and their checksums in the file's index.

@@ -12,6 +12,7 @@ mod layer;
 mod layout;
 mod manifest;
 mod order;
+mod predictor_part;
 mod record;
 
 pub use checksum::ChecksumBlocks;
@@ -28,4 +29,5 @@ pub use manifest::{
     PREDICTORS_FILE, RESIDENT_FILE,
 };
 pub use order::NeuronOrder;
+pub use predictor_part::PredictorPart;
 pub use record::{RecordLayout, SIZE_MAX, STRIDE_UNIT_BYTES};

@@ -13,9 +13,10 @@ use candle_wick::{FlashFolder, IoOptions, Predictor, PredictorMetadata};
 use tempfile::TempDir;
 use wick_format::{Manifest, TensorSpec};
 
-use super::labels::threshold_for;
+use super::cut::Cut;
+use super::observed::{deciding, LayerInputs, Observed};
 use super::threshold::{Counts, LayerQuality, Truth};
-use super::{file, model_error};
+use super::{file, model_error, FitOptions, FitProgress};
 use crate::ConvertError;
 
 /// Tokens whose scores are computed together.
@@ -29,14 +30,6 @@ pub(super) struct Draft {
     folder: FlashFolder,
     metadata: PredictorMetadata,
     specs: Vec<TensorSpec>,
-}
-
-/// A layer's inputs on the tokens of some purpose, `(tokens, hidden)` each.
-pub(super) struct LayerInputs {
-    /// What the FFN multiplies, which says who is active.
-    pub(super) ffn: Tensor,
-    /// What the predictor looks at.
-    pub(super) seen: Tensor,
 }
 
 /// Metadata of `kind`'s form, input, maker and so on, of which nothing was measured.
@@ -80,8 +73,29 @@ impl Draft {
         })
     }
 
+    /// The threshold of each layer that keeps the wanted recall on the tokens that are there for it, and what it selects on
+    /// those that are there for that.
+    pub(super) fn measure_all(
+        &self,
+        observed: &Observed,
+        options: &FitOptions,
+        progress: &dyn Fn(FitProgress),
+    ) -> Result<Vec<LayerQuality>, ConvertError> {
+        observed.for_each_layer(options, progress, |index, layer| {
+            let (weight, bias) = deciding(&observed.folder, layer).map_err(model_error)?;
+            let truth = Truth {
+                weight: &weight,
+                bias: &bias,
+                activation: observed.activation,
+            };
+            let tune = observed.all_inputs(index, &observed.parts.tune)?;
+            let measure = observed.all_inputs(index, &observed.parts.measure)?;
+            self.measure(index, &truth, [&tune, &measure], options.recall)
+        })
+    }
+
     /// The threshold of layer `index` that keeps `recall` of what is active on `tune`, and what it selects on `measure`.
-    pub(super) fn measure(
+    fn measure(
         &self,
         index: usize,
         truth: &Truth<'_>,
@@ -91,14 +105,14 @@ impl Draft {
         let predictor = Predictor::load(&self.folder, index);
         let predictor = predictor.map_err(candle_wick_models::Error::from)?;
         let is_active = |exact: &f32| truth.activation.is_active(*exact);
-        let mut of_active = Vec::new();
-        let find = |scores: &[f32], exact: &[f32]| {
-            let pairs = scores.iter().zip(exact);
-            let active = pairs.filter(|(_, exact)| is_active(exact));
-            of_active.extend(active.map(|(score, _)| *score));
-        };
-        for_each_token(&predictor, truth, tune, find).map_err(model_error)?;
-        let threshold = threshold_for(&mut of_active, recall).unwrap_or(f32::MAX);
+        let cut = Cut::find(recall, |pass| {
+            for_each_token(&predictor, truth, tune, |scores, exact| {
+                for (score, exact) in scores.iter().zip(exact) {
+                    pass.push(*score, is_active(exact));
+                }
+            })
+        });
+        let threshold = cut.map_err(model_error)?.threshold;
         let mut counts = Counts::new(truth.weight.dim(0).map_err(model_error)?);
         let count = |scores: &[f32], exact: &[f32]| {
             let is_selected = scores.iter().map(|score| *score >= threshold);

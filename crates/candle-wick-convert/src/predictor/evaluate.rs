@@ -5,6 +5,7 @@
 //!
 //! Not here: what the neurons would have given (`record`), counting (`tally`).
 
+use candle_wick::release_free_heap;
 use candle_wick_models::LoadedModel;
 use serde::Serialize;
 
@@ -45,12 +46,12 @@ pub struct LayerEvaluation {
 }
 
 /// Runs `model` over `ids` and judges what its selector chose; a cache that keeps what the last `window` tokens selected is
-/// simulated beside.
+/// simulated beside. The model is let go of as soon as it has run.
 ///
 /// # Errors
 /// The model's neurons are never exactly zero, its selector takes all of them, or it fails; or temporary files cannot be written.
 pub fn evaluate(
-    model: &mut LoadedModel,
+    mut model: LoadedModel,
     ids: &[u32],
     window: usize,
     progress: &dyn Fn(FitProgress),
@@ -63,12 +64,15 @@ pub fn evaluate(
         );
         return Err(problem_with(model.folder().path(), problem));
     }
-    let record = Record::of(model, ids, progress)?;
-    let layer_count = model.folder().manifest().layers.len();
+    let record = Record::of(&mut model, ids, progress)?;
+    let (selector, folder) = (model.plan().selector.name(), model.folder().clone());
+    drop(model);
+    release_free_heap();
+    let layer_count = folder.manifest().layers.len();
     let (mut all, mut layers) = (Tally::new(), Vec::with_capacity(layer_count));
-    for (index, layer) in model.folder().manifest().layers.iter().enumerate() {
+    for (index, layer) in folder.manifest().layers.iter().enumerate() {
         let mut counts = LayerTally::new(layer.intermediate_size, window, activation);
-        record.for_each_token(model, index, &mut |outcome| counts.push(outcome))?;
+        record.for_each_token(index, &mut |outcome| counts.push(outcome))?;
         let tally = counts.tally;
         let quality = tally.quality();
         layers.push(LayerEvaluation {
@@ -84,7 +88,7 @@ pub fn evaluate(
         });
     }
     Ok(Evaluation {
-        selector: model.plan().selector.name(),
+        selector,
         tokens: ids.len(),
         window,
         bytes_per_token: layers.iter().map(|layer| layer.bytes_per_token).sum(),

@@ -10,11 +10,8 @@
 //! orthogonalisations are in f64.
 
 use candle::{DType, Device, Result, Tensor};
-use candle_nn::VarBuilder;
 use nalgebra::{Cholesky, DMatrix, SymmetricEigen};
-use wick_format::{FfnLayer, StoredDtype};
-
-use super::file::Part;
+use wick_format::PredictorPart;
 
 /// Columns beyond the rank, which make the wanted ones converge.
 const EXTRA_COLUMNS: usize = 16;
@@ -76,39 +73,31 @@ impl Factors {
         })
     }
 
-    /// The factors in the predictor file of a layer.
-    pub(super) fn stored(tensors: &VarBuilder<'_>, layer: &FfnLayer) -> Result<Self> {
-        let f32 =
-            |part: &str| tensors.get_unchecked_dtype(&layer.predictor_tensor(part), DType::F32);
-        Ok(Self {
-            down: f32("down.weight")?,
-            up: f32("up.weight")?,
-            bias: f32("up.bias")?,
-        })
-    }
-
-    /// The bytes of a part in the predictor file.
-    pub(super) fn stored_bytes(&self, part: Part) -> Result<Vec<u8>> {
-        let tensor = match part {
-            Part::Down => &self.down,
-            Part::Up => &self.up,
-            Part::Bias => &self.bias,
-        };
-        let tensor = tensor.flatten_all()?;
-        Ok(match part.dtype() {
-            StoredDtype::F16 => {
-                let values = tensor.to_dtype(DType::F16)?.to_vec1::<half::f16>()?;
-                values
-                    .iter()
-                    .flat_map(|value| value.to_le_bytes())
-                    .collect()
-            }
-            _ => tensor
-                .to_vec1::<f32>()?
+    /// The bytes of a part in the predictor file, where matrices have 16-bit numbers.
+    ///
+    /// # Errors
+    /// A pair of such numbers has no such part.
+    pub(super) fn stored_bytes(&self, part: PredictorPart) -> Result<Vec<u8>> {
+        let halves = |tensor: &Tensor| -> Result<Vec<u8>> {
+            let values = tensor.flatten_all()?.to_dtype(DType::F16)?;
+            let values = values.to_vec1::<half::f16>()?;
+            Ok(values
                 .iter()
                 .flat_map(|value| value.to_le_bytes())
-                .collect(),
-        })
+                .collect())
+        };
+        match part {
+            PredictorPart::Down => halves(&self.down),
+            PredictorPart::Up => halves(&self.up),
+            PredictorPart::UpBias => {
+                let values = self.bias.to_vec1::<f32>()?;
+                Ok(values
+                    .iter()
+                    .flat_map(|value| value.to_le_bytes())
+                    .collect())
+            }
+            other => candle::bail!("a pair of 16-bit numbers has no {}", other.name()),
+        }
     }
 
     /// The matrices with values that `dtype` can hold.
@@ -214,6 +203,7 @@ fn to_matrix(tensor: &Tensor) -> Result<DMatrix<f64>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::random::Random;
     use super::*;
 
     #[test]
@@ -222,10 +212,10 @@ mod tests {
         // Inputs with uneven variances and a mean, as a norm with a strong scale gives.
         let scale: Vec<f32> = (0..hidden).map(|i| 4.0 / (1 + i) as f32).collect();
         let scale = Tensor::from_vec(scale, hidden, &Device::Cpu)?;
-        let x =
-            Tensor::randn(0.5f32, 1.0, (tokens, hidden), &Device::Cpu)?.broadcast_mul(&scale)?;
-        let weight = Tensor::randn(0f32, 1.0, (ffn, hidden), &Device::Cpu)?;
-        let bias = Tensor::randn(0f32, 1.0, ffn, &Device::Cpu)?;
+        let mut random = Random(6);
+        let x = (random.normal(tokens, hidden)? + 0.5)?.broadcast_mul(&scale)?;
+        let weight = random.normal(ffn, hidden)?;
+        let bias = random.normal(1, ffn)?.squeeze(0)?;
         let exact = x.matmul(&weight.t()?)?.broadcast_add(&bias)?;
         let error = |rank: usize| -> Result<f32> {
             let factors = Factors::fit(&weight, &bias, &x, rank)?;

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use candle_wick::PredictorMetadata;
 use wick_format::{
-    crc32c, ChecksumBlocks, FfnLayer, FileLayout, Manifest, StoredDtype, TensorSpec,
+    crc32c, ChecksumBlocks, FileLayout, Manifest, PredictorPart, StoredDtype, TensorSpec,
 };
 
 use crate::output::OutputFolder;
@@ -19,59 +19,13 @@ use crate::ConvertError;
 /// Bytes copied at a time.
 const COPY_BYTES: usize = 1 << 20;
 
-/// A tensor of a layer's predictor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    /// `(rank, hidden)`.
-    Down,
-    /// `(intermediate, rank)`.
-    Up,
-    /// `(intermediate)`.
-    Bias,
-}
-
-impl Part {
-    /// In the order of the file.
-    const ALL: [Self; 3] = [Self::Down, Self::Up, Self::Bias];
-
-    /// Element type in the file.
-    pub(crate) fn dtype(self) -> StoredDtype {
-        match self {
-            Self::Down | Self::Up => StoredDtype::F16,
-            Self::Bias => StoredDtype::F32,
-        }
-    }
-
-    /// This part of a layer's predictor of rank `rank`.
-    pub(crate) fn spec(self, layer: &FfnLayer, rank: usize) -> TensorSpec {
-        let ffn = layer.intermediate_size;
-        let (name, shape) = match self {
-            Self::Down => ("down.weight", &[rank, layer.hidden_size][..]),
-            Self::Up => ("up.weight", &[ffn, rank][..]),
-            Self::Bias => ("up.bias", &[ffn][..]),
-        };
-        TensorSpec::new(layer.predictor_tensor(name), self.dtype(), shape)
-    }
-}
-
-/// Writes low-rank predictors to `path`, one of rank `ranks[n]` for layer `n`; gives the file's size.
-///
-/// `content(n, part)` gives the bytes of that tensor, and is called in the order of the file.
-pub(crate) fn write_low_rank(
-    path: &Path,
-    manifest: &Manifest,
-    metadata: &PredictorMetadata,
-    ranks: &[usize],
-    content: &dyn Fn(usize, Part) -> Result<Vec<u8>, ConvertError>,
-) -> Result<u64, ConvertError> {
+/// The tensors of low-rank predictors of 16-bit numbers, in the order of the file: those of layer `n` have rank `ranks[n]`.
+pub(crate) fn pair_specs(manifest: &Manifest, ranks: &[usize]) -> Vec<TensorSpec> {
     let layers = manifest.layers.iter().zip(ranks);
-    let specs: Vec<TensorSpec> = layers
-        .flat_map(|(layer, rank)| Part::ALL.map(|part| part.spec(layer, *rank)))
-        .collect();
-    let parts = Part::ALL.len();
-    write(path, metadata, &specs, &|index| {
-        content(index / parts, Part::ALL[index % parts])
-    })
+    let specs = layers.flat_map(|(layer, rank)| {
+        PredictorPart::PAIR.map(|part| part.spec(layer, StoredDtype::F16, *rank))
+    });
+    specs.collect()
 }
 
 /// Writes the tensors `specs`, with their checksums behind them, to `path`; gives the file's size.

@@ -14,13 +14,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use candle_wick::{Between, PredictorInput};
-use wick_format::{Dtype, FfnLayer, Manifest, StoredDtype, TensorSpec};
+use wick_format::{Dtype, FfnLayer, Manifest, PredictorPart, StoredDtype, TensorSpec};
 
 use crate::source::{file_name, read_text, SourceFolder, SourceTensor};
 use crate::ConvertError;
 
-/// Tensors of a layer in our file.
-const PARTS: usize = 3;
+/// Tensors of a layer in our file; the first two are those of the makers.
+const PAIR: [PredictorPart; 3] = PredictorPart::PAIR;
 
 /// Whose files they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,25 +113,24 @@ impl Foreign {
 
     /// The tensors of our file, in its order.
     pub(super) fn specs(&self, manifest: &Manifest) -> Result<Vec<TensorSpec>, ConvertError> {
-        let mut specs = Vec::with_capacity(PARTS * self.layers.len());
+        let mut specs = Vec::with_capacity(PAIR.len() * self.layers.len());
         for (foreign, layer) in self.layers.iter().zip(&manifest.layers) {
-            let [down, up] = self.maker.tensors();
-            let (neurons, rank) = (layer.intermediate_size, foreign.rank);
-            let mut push = |part: &str, dtype: StoredDtype, shape: &[usize]| {
-                specs.push(TensorSpec::new(layer.predictor_tensor(part), dtype, shape));
-            };
-            let shape = [rank, layer.hidden_size];
-            push("down.weight", foreign.dtype(down)?.into(), &shape);
-            push("up.weight", foreign.dtype(up)?.into(), &[neurons, rank]);
-            push("up.bias", StoredDtype::F32, &[neurons]);
+            for (index, part) in PAIR.into_iter().enumerate() {
+                let dtype = match self.maker.tensors().get(index) {
+                    Some(name) => foreign.dtype(name)?.into(),
+                    None => StoredDtype::F32,
+                };
+                specs.push(part.spec(layer, dtype, foreign.rank));
+            }
         }
         Ok(specs)
     }
 
     /// The bytes of tensor `index` of [`Self::specs`].
     pub(super) fn content(&self, index: usize) -> Result<Vec<u8>, ConvertError> {
-        let layer = &self.layers[index / PARTS];
-        match self.maker.tensors().get(index % PARTS) {
+        let layer = &self.layers[index / PAIR.len()];
+        // Neither maker's files have a bias.
+        match self.maker.tensors().get(index % PAIR.len()) {
             Some(name) => layer.bytes(name),
             None => Ok(vec![0; 4 * layer.neurons]),
         }

@@ -12,18 +12,22 @@ use std::path::{Path, PathBuf};
 use candle::Tensor;
 use candle_wick::{Between, PredictorForm, PredictorInput, PredictorMetadata};
 use rayon::prelude::*;
-use wick_format::{FfnLayer, StoredDtype, TensorSpec};
+use wick_format::{FfnLayer, PredictorPart, StoredDtype};
 use wick_kernels::{pack_row, packed_groups, PackedBits, PackedRows};
 
-use super::draft::{unmeasured, Draft, LayerInputs};
+use super::draft::{unmeasured, Draft};
+use super::observed::{deciding, open, Observed, Wanted};
 use super::place::place;
-use super::threshold::{LayerQuality, Truth};
-use super::{check_recall, deciding, model_error, problem_with, FitOptions, FitProgress};
-use super::{Observed, Parts};
+use super::threshold::LayerQuality;
+use super::{check_recall, model_error, problem_with, FitOptions, FitProgress};
 use crate::ConvertError;
 
 /// Variance added to every input's, relative to the mean: weights of an input that never changes are kept as well.
 const RIDGE: f64 = 1e-4;
+/// Tokens whose variance is summed together.
+const ROWS: usize = 1024;
+/// The tensors of a layer.
+const PARTS: [PredictorPart; 3] = PredictorPart::GATE;
 
 /// What was made.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -51,40 +55,26 @@ pub fn gate(
 ) -> Result<GateReport, ConvertError> {
     check_recall(model, options)?;
     let path = place(model, options.out.as_deref())?;
-    let observed = Observed::on(model, &[text.to_owned()], options, progress)?;
-    let parts = Parts::of(observed.ids.len());
-    let draft = draft(model, &path, &observed, bits, &parts)?;
-    let layers = observed.for_each_layer(options, progress, |index, layer, x| {
-        let (weight, bias) = deciding(&observed.model, layer).map_err(model_error)?;
-        let truth = Truth {
-            weight: &weight,
-            bias: &bias,
-            activation: observed.model.activation(),
-        };
-        let [_, tune, measure] = parts.split(x).map_err(model_error)?;
-        let [tune, measure] = [tune, measure].map(|ffn| LayerInputs {
-            seen: ffn.clone(),
-            ffn,
-        });
-        draft.measure(index, &truth, [&tune, &measure], options.recall)
-    })?;
+    let wanted = Wanted {
+        input: PredictorInput::FfnInput,
+        // The rows as they are packed.
+        layer_bytes: &|layer, _| 8 * (layer.intermediate_size * layer.hidden_size) as u64,
+    };
+    let texts = [text.to_owned()];
+    let observed = Observed::on(open(model, None)?, &texts, options, &wanted, progress)?;
+    let draft = draft(&path, &observed, bits)?;
+    let layers = draft.measure_all(&observed, options, progress)?;
     Ok(GateReport {
         bytes: draft.finish(&path, &layers)?,
         path,
         bits: bits.count(),
-        tokens: [parts.fit, parts.tune, parts.measure],
+        tokens: observed.parts.counts(),
         layers,
     })
 }
 
 /// All layers quantised, one after the other.
-fn draft(
-    model: &Path,
-    path: &Path,
-    observed: &Observed,
-    bits: PackedBits,
-    parts: &Parts,
-) -> Result<Draft, ConvertError> {
+fn draft(path: &Path, observed: &Observed, bits: PackedBits) -> Result<Draft, ConvertError> {
     let layers = &observed.manifest().layers;
     let kind = PredictorMetadata {
         form: PredictorForm::Gate,
@@ -95,72 +85,41 @@ fn draft(
     };
     let made = RefCell::new(None);
     let content = |index: usize| {
-        let (layer, part) = (index / GatePart::ALL.len(), index % GatePart::ALL.len());
-        let part = GatePart::ALL[part];
+        let (layer, part) = (index / PARTS.len(), index % PARTS.len());
         let mut made = made.borrow_mut();
-        if part == GatePart::Weight {
-            let inputs = observed.capture.inputs(layer, layers[layer].hidden_size)?;
-            *made = Some(quantised(observed, &layers[layer], &inputs, bits, parts)?);
+        if part == 0 {
+            *made = Some(quantised(observed, layer, bits)?);
         }
-        let gate: &Gate = made.as_ref().expect("the weight comes first");
-        Ok(gate.bytes(part))
+        let gate: &Gate = made.as_ref().expect("the first part comes first");
+        Ok(gate.bytes(PARTS[part]))
+    };
+    let spec = |layer: &FfnLayer, part: PredictorPart| {
+        let width = match part {
+            PredictorPart::Gate => bits.row_bytes(layer.hidden_size),
+            _ => packed_groups(layer.hidden_size),
+        };
+        part.spec(layer, StoredDtype::U8, width)
     };
     let specs = layers
         .iter()
-        .flat_map(|layer| GatePart::ALL.map(|part| part.spec(layer, bits)));
+        .flat_map(|layer| PARTS.map(|part| spec(layer, part)));
     let metadata = unmeasured(kind, observed.manifest());
+    let model = observed.folder.path();
     Draft::write(model, path, metadata, specs.collect(), &content)
 }
 
-fn quantised(
-    observed: &Observed,
-    layer: &FfnLayer,
-    inputs: &Tensor,
-    bits: PackedBits,
-    parts: &Parts,
-) -> Result<Gate, ConvertError> {
+fn quantised(observed: &Observed, index: usize, bits: PackedBits) -> Result<Gate, ConvertError> {
+    let layer = &observed.manifest().layers[index];
+    let fit = observed.inputs(index, &observed.parts.fit)?;
     let made = || -> candle::Result<Option<Gate>> {
-        let (weight, bias) = deciding(&observed.model, layer)?;
-        let [fit, _, _] = parts.split(inputs)?;
+        let (weight, bias) = deciding(&observed.folder, layer)?;
         Gate::of(&weight, &bias, &fit, bits)
     };
     made().map_err(model_error)?.ok_or_else(|| {
         let problem = "has weights or inputs that are not finite, which no bits can stand for";
-        let path = observed.model.folder().path();
+        let path = observed.folder.path();
         problem_with(path, format!("layer {} {problem}", layer.prefix))
     })
-}
-
-/// A tensor of a layer's quantised gate.
-#[derive(Clone, Copy, PartialEq)]
-enum GatePart {
-    /// `(intermediate, bytes of a row)`.
-    Weight,
-    /// `(intermediate, groups)`.
-    Scale,
-    /// `(intermediate)`.
-    Bias,
-}
-
-impl GatePart {
-    /// In the order of the file.
-    const ALL: [Self; 3] = [Self::Weight, Self::Scale, Self::Bias];
-
-    fn spec(self, layer: &FfnLayer, bits: PackedBits) -> TensorSpec {
-        let (ffn, hidden) = (layer.intermediate_size, layer.hidden_size);
-        let (name, dtype, shape) = match self {
-            Self::Weight => {
-                let shape = vec![ffn, bits.row_bytes(hidden)];
-                ("gate.weight", StoredDtype::U8, shape)
-            }
-            Self::Scale => {
-                let shape = vec![ffn, packed_groups(hidden)];
-                ("gate.scale", StoredDtype::F16, shape)
-            }
-            Self::Bias => ("gate.bias", StoredDtype::F32, vec![ffn]),
-        };
-        TensorSpec::new(layer.predictor_tensor(name), dtype, &shape)
-    }
 }
 
 /// The quantised gate of one layer.
@@ -181,7 +140,7 @@ impl Gate {
     ) -> candle::Result<Option<Self>> {
         let (ffn, hidden) = weight.dims2()?;
         let mean = x.mean(0)?;
-        let variance = x.broadcast_sub(&mean)?.sqr()?.mean(0)?.to_vec1::<f32>()?;
+        let variance = variance(x, &mean)?.to_vec1::<f32>()?;
         let ridge = RIDGE * variance.iter().map(|value| f64::from(*value)).sum::<f64>();
         let ridge = (ridge / hidden as f64) as f32 + f32::MIN_POSITIVE;
         let importance: Vec<f32> = variance.iter().map(|value| value + ridge).collect();
@@ -226,11 +185,11 @@ impl Gate {
         }))
     }
 
-    fn bytes(&self, part: GatePart) -> Vec<u8> {
+    fn bytes(&self, part: PredictorPart) -> Vec<u8> {
         match part {
-            GatePart::Weight => self.weights.clone(),
-            GatePart::Scale => self.scales.clone(),
-            GatePart::Bias => self
+            PredictorPart::Gate => self.weights.clone(),
+            PredictorPart::GateScale => self.scales.clone(),
+            _ => self
                 .bias
                 .iter()
                 .flat_map(|value| value.to_le_bytes())
@@ -239,19 +198,43 @@ impl Gate {
     }
 }
 
+/// The variance of each input, `(hidden)`, over the rows of `x` `(tokens, hidden)`, whose mean is `mean`.
+fn variance(x: &Tensor, mean: &Tensor) -> candle::Result<Tensor> {
+    let tokens = x.dim(0)?;
+    let mut squares = mean.zeros_like()?;
+    for start in (0..tokens).step_by(ROWS) {
+        let rows = x.narrow(0, start, ROWS.min(tokens - start))?;
+        squares = (squares + rows.broadcast_sub(mean)?.sqr()?.sum(0)?)?;
+    }
+    squares / tokens.max(1) as f64
+}
+
 #[cfg(test)]
 mod tests {
     use candle::Device;
 
+    use super::super::random::Random;
     use super::*;
+
+    #[test]
+    fn variances_are_those_of_all_rows_at_once() -> candle::Result<()> {
+        // More rows than are summed together, and not a whole number of times.
+        let x = (Random(3).normal(ROWS * 2 + 100, 5)? + 0.5)?;
+        let mean = x.mean(0)?;
+        let whole = x.broadcast_sub(&mean)?.sqr()?.mean(0)?;
+        let error = (variance(&x, &mean)? - whole)?.abs()?.max(0)?;
+        assert!(error.to_scalar::<f32>()? < 1e-4);
+        Ok(())
+    }
 
     /// Mean squared error of the scores on inputs with a mean, with and without what the bias does about it.
     #[test]
     fn more_bits_come_closer_and_the_mean_is_kept_by_all() -> candle::Result<()> {
         let (tokens, hidden, ffn) = (400, 80, 30);
-        let x = Tensor::randn(1.0f32, 1.0, (tokens, hidden), &Device::Cpu)?;
-        let weight = Tensor::randn(0f32, 1.0, (ffn, hidden), &Device::Cpu)?;
-        let bias = Tensor::randn(0f32, 1.0, ffn, &Device::Cpu)?;
+        let mut random = Random(8);
+        let x = (random.normal(tokens, hidden)? + 1.0)?;
+        let weight = random.normal(ffn, hidden)?;
+        let bias = random.normal(1, ffn)?.squeeze(0)?;
         let exact = x.matmul(&weight.t()?)?.broadcast_add(&bias)?;
         let values = x.flatten_all()?.to_vec1::<f32>()?;
         let mut errors = Vec::new();
@@ -281,7 +264,7 @@ mod tests {
 
     #[test]
     fn weights_that_are_not_finite_are_refused() -> candle::Result<()> {
-        let x = Tensor::randn(0f32, 1.0, (20, 8), &Device::Cpu)?;
+        let x = Random(2).normal(20, 8)?;
         let bias = Tensor::zeros(3, candle::DType::F32, &Device::Cpu)?;
         for odd in [f32::NAN, f32::INFINITY] {
             let mut weight = vec![1f32; 24];

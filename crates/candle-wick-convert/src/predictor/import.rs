@@ -126,10 +126,11 @@ fn measure(
     let mut model = LoadedModel::load(folder.clone(), &load)?;
     let record = Record::of(&mut model, ids, progress)?;
     let activation = model.activation();
-    let layers = model.folder().manifest().layers.iter().enumerate();
+    drop(model);
+    let layers = folder.manifest().layers.iter().enumerate();
     let quality = layers.map(|(index, layer)| {
         let mut counts = Counts::new(layer.intermediate_size);
-        record.for_each_token(&model, index, &mut |outcome| {
+        record.for_each_token(index, &mut |outcome| {
             let mut selected = outcome.selected.iter().peekable();
             let neurons = outcome.pre_activations.iter().enumerate();
             counts.push(neurons.map(|(neuron, value)| {

@@ -1,6 +1,6 @@
 //! Which neurons are truly active for which tokens, one bit each: what predictors learn from and are judged by.
 //!
-//! Not here: what counts as active (`Truth`).
+//! Not here: what counts as active (`Truth`), where to cut scores (`cut`).
 
 use candle::{Device, Result, Tensor};
 
@@ -33,7 +33,8 @@ impl Labels {
         }
     }
 
-    fn token(&self, token: usize) -> impl Iterator<Item = bool> + '_ {
+    /// The neurons of a token, in order.
+    pub(super) fn token(&self, token: usize) -> impl Iterator<Item = bool> + '_ {
         let first = token * self.words_per_token;
         let words = &self.words[first..first + self.words_per_token];
         (0..self.neurons).map(move |neuron| words[neuron / 64] >> (neuron % 64) & 1 == 1)
@@ -56,40 +57,6 @@ impl Labels {
         }
         Tensor::from_vec(values, (tokens.len(), self.neurons), device)
     }
-
-    /// The share of all neurons that has to be selected so that a share of `recall` of the active ones is, when
-    /// those with the highest of `scores` are; one row of scores a token, from the first token on.
-    pub(super) fn needed_fraction(&self, scores: &[f32], recall: f64) -> f64 {
-        let rows = scores.chunks(self.neurons.max(1)).enumerate();
-        let mut of_active: Vec<f32> = rows
-            .flat_map(|(token, scores)| scores.iter().zip(self.token(token)))
-            .filter_map(|(score, is_active)| is_active.then_some(*score))
-            .collect();
-        match threshold_for(&mut of_active, recall) {
-            None => 0.0,
-            Some(threshold) => {
-                let is_needed =
-                    |score: &&f32| threshold == f32::NEG_INFINITY || **score >= threshold;
-                let needed = scores.iter().filter(is_needed).count();
-                needed as f64 / scores.len() as f64
-            }
-        }
-    }
-}
-
-/// The largest threshold that a share of `recall` of the scores reaches; `None` without scores. A score that is no number is never
-/// reached, so it counts as missed.
-pub(super) fn threshold_for(scores: &mut [f32], recall: f64) -> Option<f32> {
-    for score in scores.iter_mut().filter(|score| score.is_nan()) {
-        *score = f32::NEG_INFINITY;
-    }
-    if scores.is_empty() {
-        return None;
-    }
-    let missed = ((1.0 - recall) * scores.len() as f64) as usize;
-    let missed = missed.min(scores.len() - 1);
-    let (_, threshold, _) = scores.select_nth_unstable_by(missed, f32::total_cmp);
-    Some(*threshold)
 }
 
 #[cfg(test)]
@@ -114,16 +81,5 @@ mod tests {
         let expected: Vec<f32> = long.iter().map(|bit| f32::from(*bit)).collect();
         assert_eq!(rows[1], expected);
         assert_eq!(labels.active_fraction(), (24.0 + 70.0) / 210.0);
-    }
-
-    #[test]
-    fn what_is_needed_counts_all_that_score_as_high() {
-        let labels = labels(&[&[1, 0, 0, 1], &[0, 0, 1, 1]]);
-        let scores = [0.9, 0.8, 0.1, 0.7, 0.6, 0.2, 0.3, 0.5];
-        assert_eq!(labels.needed_fraction(&scores, 1.0), 6.0 / 8.0);
-        assert_eq!(labels.needed_fraction(&scores, 0.75), 5.0 / 8.0);
-        assert_eq!(Labels::new(4).needed_fraction(&[], 0.9), 0.0);
-        // A pair that gives no numbers needs everyone, and is not the best of all.
-        assert_eq!(labels.needed_fraction(&[f32::NAN; 8], 0.9), 1.0);
     }
 }

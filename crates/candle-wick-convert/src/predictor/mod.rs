@@ -8,6 +8,7 @@
 
 mod capture;
 mod cost;
+mod cut;
 mod draft;
 mod evaluate;
 mod factor;
@@ -16,8 +17,11 @@ mod foreign;
 mod gate;
 mod import;
 mod labels;
+mod observed;
+mod parts;
 mod place;
 mod quantize;
+mod random;
 mod record;
 mod start;
 mod tally;
@@ -28,26 +32,26 @@ mod work;
 
 use std::path::{Path, PathBuf};
 
-use candle::{DType, Device, Tensor};
-use candle_wick::{
-    Between, Memory, PredictorForm, PredictorInput, PredictorMetadata, SelectorKind,
-};
-use candle_wick_models::{Interrupt, LoadOptions, LoadedModel, WickTokenizer};
-use wick_format::{FfnLayer, Manifest};
+use candle::DType;
+use candle_wick::{Between, Memory, PredictorForm, PredictorInput, PredictorMetadata};
+use candle_wick_models::Interrupt;
+use wick_format::{FfnLayer, Manifest, PredictorPart};
 
 use crate::ConvertError;
-use capture::Capture;
 pub use evaluate::{evaluate, Evaluation, LayerEvaluation};
 use factor::Factors;
-use file::Part;
 pub use gate::{gate, GateReport};
 pub use import::{import, ImportOptions, ImportReport};
+use observed::{deciding, open, Observed, Wanted};
 use place::place;
 pub use quantize::{quantize, QuantizeReport};
 pub use tally::{Bin, Quality};
 pub use threshold::LayerQuality;
 use threshold::Truth;
 pub use train::{train, TrainOptions, TrainReport, TrainedLayer};
+
+/// The tensors of a layer whose pair has 16-bit numbers.
+const PAIR: [PredictorPart; 3] = PredictorPart::PAIR;
 
 /// How to fit.
 #[derive(Clone, Debug)]
@@ -118,14 +122,9 @@ pub fn fit(
         return Err(problem_with(model, problem));
     }
     let path = place(model, options.out.as_deref())?;
-    let texts = [text.to_owned()];
-    let observed = Observed::on(model, &texts, options, progress)?;
-    let hidden = observed
-        .manifest()
-        .layers
-        .iter()
-        .map(|layer| layer.hidden_size)
-        .min();
+    let folder = open(model, None)?;
+    let layers = folder.manifest().layers.iter();
+    let hidden = layers.map(|layer| layer.hidden_size).min();
     if hidden.is_some_and(|hidden| options.rank > hidden) {
         let problem = format!(
             "has a hidden size below the rank of {}: nothing to gain",
@@ -133,20 +132,29 @@ pub fn fit(
         );
         return Err(problem_with(model, problem));
     }
-    let parts = Parts::of(observed.ids.len());
-    let fitted = observed.for_each_layer(options, progress, |_, layer, x| {
-        fit_layer(&observed.model, layer, x, &parts, options).map_err(model_error)
+    let wanted = Wanted {
+        input: PredictorInput::FfnInput,
+        // The pair as it is found, and as it is rounded.
+        layer_bytes: &|layer, _| 2 * pair_bytes(layer, options.rank),
+    };
+    let texts = [text.to_owned()];
+    let observed = Observed::on(folder, &texts, options, &wanted, progress)?;
+    let fitted = observed.for_each_layer(options, progress, |index, layer| {
+        fit_layer(&observed, index, layer, options)
     })?;
     let bytes = write_fitted(&path, observed.manifest(), &fitted, "closed form")?;
-    let tokens = [parts.fit, parts.tune, parts.measure];
-    let layers = fitted.iter().map(|(_, quality)| *quality).collect();
     Ok(FitReport {
         path,
         bytes,
         rank: options.rank,
-        tokens,
-        layers,
+        tokens: observed.parts.counts(),
+        layers: fitted.iter().map(|fitted| fitted.quality).collect(),
     })
+}
+
+/// Bytes of a pair of rank `rank` in f32.
+fn pair_bytes(layer: &FfnLayer, rank: usize) -> u64 {
+    4 * (rank * (layer.hidden_size + layer.intermediate_size)) as u64
 }
 
 /// Refuses a recall that no threshold can be chosen by.
@@ -161,59 +169,37 @@ fn check_recall(model: &Path, options: &FitOptions) -> Result<(), ConvertError> 
     Err(problem_with(model, problem))
 }
 
-/// Measures the predictors in the model's folder on `text`; of `options`, rank and recall play no part.
-pub fn measure(
-    model: &Path,
-    text: &Path,
-    options: &FitOptions,
-    progress: &dyn Fn(FitProgress),
-) -> Result<Vec<LayerQuality>, ConvertError> {
-    let texts = [text.to_owned()];
-    let observed = Observed::on(model, &texts, options, progress)?;
-    let predictors = observed
-        .model
-        .folder()
-        .predictors()
-        .map_err(candle_wick_models::Error::from)?;
-    let Some(metadata) = predictors.cloned() else {
-        return Err(problem_with(
-            model,
-            "has no predictors to measure".to_owned(),
-        ));
-    };
-    let mut thresholds = metadata.thresholds.into_iter();
-    observed.for_each_layer(options, progress, |_, layer, x| {
-        let threshold = thresholds.next().unwrap_or(f32::MAX);
-        measure_layer(&observed.model, layer, x, threshold).map_err(model_error)
-    })
+/// A layer's pair as the file will hold it, and what it is worth.
+struct Fitted {
+    rank: usize,
+    /// Its tensors, in the order of the file.
+    tensors: [Vec<u8>; PAIR.len()],
+    quality: LayerQuality,
 }
 
-fn measure_layer(
-    model: &LoadedModel,
-    layer: &FfnLayer,
-    x: &Tensor,
-    threshold: f32,
-) -> candle::Result<LayerQuality> {
-    let (weight, bias) = deciding(model, layer)?;
-    let factors = Factors::stored(&model.dense_weights(), layer)?;
-    let truth = Truth {
-        weight: &weight,
-        bias: &bias,
-        activation: model.activation(),
-    };
-    truth.quality(&factors, x, threshold)
+impl Fitted {
+    fn of(factors: &Factors, quality: LayerQuality) -> candle::Result<Self> {
+        let [down, up, bias] = PAIR.map(|part| factors.stored_bytes(part));
+        Ok(Self {
+            rank: factors.rank(),
+            tensors: [down?, up?, bias?],
+            quality,
+        })
+    }
 }
 
 /// Writes the file; gives its size.
 fn write_fitted(
     path: &Path,
     manifest: &Manifest,
-    fitted: &[(Factors, LayerQuality)],
+    fitted: &[Fitted],
     made_by: &str,
 ) -> Result<u64, ConvertError> {
     let of = |value: fn(&LayerQuality) -> f32| {
-        fitted.iter().map(|(_, quality)| value(quality)).collect()
+        let layers = fitted.iter();
+        layers.map(|fitted| value(&fitted.quality)).collect()
     };
+    let windows = fitted.iter().map(|fitted| fitted.quality.windows).collect();
     let metadata = PredictorMetadata {
         model_hash: manifest.neurons_hash().to_owned(),
         form: PredictorForm::LowRank,
@@ -224,97 +210,13 @@ fn write_fitted(
         recall: of(|quality| quality.recall),
         selected_fraction: of(|quality| quality.selected_fraction),
         union_fraction: of(|quality| quality.union_fraction),
-        windows: Some(fitted.iter().map(|(_, quality)| quality.windows).collect()),
+        windows: Some(windows),
     };
-    let content = |layer: usize, part: Part| {
-        let (factors, _) = &fitted[layer];
-        factors.stored_bytes(part).map_err(model_error)
-    };
-    let ranks = fitted.iter().map(|(factors, _)| factors.rank());
-    let ranks: Vec<usize> = ranks.collect();
-    file::write_low_rank(path, manifest, &metadata, &ranks, &content)
-}
-
-/// A model that ran over a text, and what its FFNs saw.
-struct Observed {
-    model: LoadedModel,
-    capture: Capture,
-    ids: Vec<u32>,
-}
-
-impl Observed {
-    fn on(
-        path: &Path,
-        texts: &[PathBuf],
-        options: &FitOptions,
-        progress: &dyn Fn(FitProgress),
-    ) -> Result<Self, ConvertError> {
-        let load = LoadOptions {
-            selector: Some(SelectorKind::Dense),
-            memory: options.memory,
-            interrupt: options.interrupt.clone(),
-            ..LoadOptions::default()
-        };
-        let mut model = candle_wick_models::load(path, &load)?;
-        let activation = model.activation();
-        if !activation.is_relu_like() {
-            let name = activation.name();
-            let problem = "whose neurons are never exactly zero: nothing to predict";
-            return Err(problem_with(
-                path,
-                format!("has activation {name}, {problem}"),
-            ));
-        }
-        let ids = ids_of(path, texts, model.ctx(), options.tokens)?;
-        let (tokens, done) = (ids.len(), std::cell::Cell::new(0));
-        let capture = Capture::record(
-            &mut model,
-            path,
-            &ids,
-            PredictorInput::FfnInput,
-            &|tokens_more| {
-                done.set(done.get() + tokens_more);
-                progress(FitProgress {
-                    step: "tokens",
-                    done: done.get(),
-                    total: tokens,
-                });
-            },
-        )?;
-        Ok(Self {
-            model,
-            capture,
-            ids,
-        })
-    }
-
-    fn manifest(&self) -> &Manifest {
-        self.model.folder().manifest()
-    }
-
-    /// Calls `each(index, layer, inputs)` for one layer after the other.
-    fn for_each_layer<T>(
-        &self,
-        options: &FitOptions,
-        progress: &dyn Fn(FitProgress),
-        mut each: impl FnMut(usize, &FfnLayer, &Tensor) -> Result<T, ConvertError>,
-    ) -> Result<Vec<T>, ConvertError> {
-        let layers = &self.manifest().layers;
-        let mut results = Vec::with_capacity(layers.len());
-        for (index, layer) in layers.iter().enumerate() {
-            if options.interrupt.is_triggered() {
-                return Err(candle_wick_models::Error::Interrupted.into());
-            }
-            let inputs = self.capture.inputs(index, layer.hidden_size)?;
-            results.push(each(index, layer, &inputs)?);
-            progress(FitProgress {
-                step: "layers",
-                done: index + 1,
-                total: layers.len(),
-            });
-        }
-        Ok(results)
-    }
+    let ranks: Vec<usize> = fitted.iter().map(|fitted| fitted.rank).collect();
+    let specs = file::pair_specs(manifest, &ranks);
+    file::write(path, &metadata, &specs, &|index| {
+        Ok(fitted[index / PAIR.len()].tensors[index % PAIR.len()].clone())
+    })
 }
 
 fn problem_with(path: &Path, problem: String) -> ConvertError {
@@ -328,103 +230,29 @@ fn model_error(error: candle::Error) -> ConvertError {
     candle_wick_models::Error::from(error).into()
 }
 
-/// How many tokens serve which purpose; they follow each other in the text.
-struct Parts {
-    fit: usize,
-    tune: usize,
-    measure: usize,
-}
-
-impl Parts {
-    fn of(tokens: usize) -> Self {
-        let (tune, measure) = (tokens / 10, tokens / 10);
-        Self {
-            fit: tokens - tune - measure,
-            tune,
-            measure,
-        }
-    }
-
-    /// The inputs for each purpose, of all of them.
-    fn split(&self, x: &Tensor) -> candle::Result<[Tensor; 3]> {
-        Ok([
-            x.narrow(0, 0, self.fit)?,
-            x.narrow(0, self.fit, self.tune)?,
-            x.narrow(0, self.fit + self.tune, self.measure)?,
-        ])
-    }
-}
-
-/// The ids of the texts, one after the other: whole blocks of the context, spread evenly over them when there are more
-/// than wanted.
-fn ids_of(
-    model: &Path,
-    texts: &[PathBuf],
-    ctx: usize,
-    tokens: usize,
-) -> Result<Vec<u32>, ConvertError> {
-    let tokenizer = WickTokenizer::load(model)?.ok_or_else(|| {
-        problem_with(
-            model,
-            "has no tokenizer.json, which a text needs".to_owned(),
-        )
-    })?;
-    let mut ids = Vec::new();
-    for text in texts {
-        let content = std::fs::read_to_string(text).map_err(ConvertError::io(text, "read"))?;
-        ids.extend(tokenizer.encode(&content)?);
-    }
-    let (blocks, wanted) = (ids.len() / ctx, tokens.div_ceil(ctx));
-    if blocks < 10 {
-        let first = texts.first().map_or(model, PathBuf::as_path);
-        let more = if texts.len() > 1 {
-            "and the other texts have"
-        } else {
-            "has"
-        };
-        let problem = format!("{more} {} tokens, {} are needed", ids.len(), 10 * ctx);
-        return Err(problem_with(first, problem));
-    }
-    let kept = wanted.clamp(10, blocks);
-    let starts = (0..kept).map(|block| block * blocks / kept * ctx);
-    Ok(starts
-        .flat_map(|start| ids[start..start + ctx].iter().copied())
-        .collect())
-}
-
-/// Weight and bias of the matrix that decides which neurons are active.
-fn deciding(model: &LoadedModel, layer: &FfnLayer) -> candle::Result<(Tensor, Tensor)> {
-    let dense = model.dense_weights();
-    let (name, bias) = match &layer.gate {
-        Some(gate) => (gate, &layer.gate_bias),
-        None => (&layer.up, &layer.up_bias),
-    };
-    let weight = dense.get((layer.intermediate_size, layer.hidden_size), name)?;
-    let bias = match bias {
-        Some(name) => dense.get(layer.intermediate_size, name)?,
-        None => Tensor::zeros(layer.intermediate_size, DType::F32, &Device::Cpu)?,
-    };
-    Ok((weight, bias))
-}
-
 fn fit_layer(
-    model: &LoadedModel,
+    observed: &Observed,
+    index: usize,
     layer: &FfnLayer,
-    x: &Tensor,
-    parts: &Parts,
     options: &FitOptions,
-) -> candle::Result<(Factors, LayerQuality)> {
-    let (weight, bias) = deciding(model, layer)?;
-    let [fit, tune, measure] = parts.split(x)?;
-    let factors = Factors::fit(&weight, &bias, &fit, options.rank)?;
+) -> Result<Fitted, ConvertError> {
+    let parts = &observed.parts;
+    let (weight, bias) = deciding(&observed.folder, layer).map_err(model_error)?;
+    let fit = observed.inputs(index, &parts.fit)?;
     // Thresholds are for the factors as they are stored.
-    let factors = factors.rounded(DType::F16)?;
+    let factors = Factors::fit(&weight, &bias, &fit, options.rank)
+        .and_then(|factors| factors.rounded(DType::F16))
+        .map_err(model_error)?;
+    drop(fit);
     let truth = Truth {
         weight: &weight,
         bias: &bias,
-        activation: model.activation(),
+        activation: observed.activation,
     };
-    let threshold = truth.threshold(&factors, &tune, options.recall)?;
-    let quality = truth.quality(&factors, &measure, threshold)?;
-    Ok((factors, quality))
+    let tune = observed.inputs(index, &parts.tune)?;
+    let measure = observed.inputs(index, &parts.measure)?;
+    let quality = truth
+        .threshold(&factors, &tune, options.recall)
+        .and_then(|threshold| truth.quality(&factors, &measure, threshold));
+    Fitted::of(&factors, quality.map_err(model_error)?).map_err(model_error)
 }

@@ -8,22 +8,20 @@ use std::path::{Path, PathBuf};
 
 use candle::Tensor;
 use candle_nn::VarBuilder;
-use candle_wick::{
-    FlashFolder, FlashVarBuilder, IoOptions, Placement, PredictorForm, PredictorInput,
-    PredictorMetadata, SelectorKind,
-};
-use wick_format::{FfnLayer, StoredDtype, TensorSpec};
+use candle_wick::{FlashFolder, PredictorForm, PredictorMetadata};
+use wick_format::{FfnLayer, PredictorPart, StoredDtype};
 
-use super::capture::Capture;
-use super::draft::{unmeasured, Draft, LayerInputs};
+use super::draft::{unmeasured, Draft};
+use super::observed::{open, tensors, Observed, Wanted};
 use super::place::place;
-use super::threshold::{LayerQuality, Truth};
-use super::{check_recall, deciding, model_error, problem_with, FitOptions, FitProgress};
-use super::{Observed, Parts};
+use super::threshold::LayerQuality;
+use super::{check_recall, model_error, problem_with, FitOptions, FitProgress};
 use crate::ConvertError;
 
 /// The largest whole number of a row.
 const LEVEL_MAX: f32 = 127.0;
+/// The tensors of a layer.
+const PARTS: [PredictorPart; 5] = PredictorPart::PAIR_I8;
 
 /// What was made.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -51,47 +49,25 @@ pub fn quantize(
 ) -> Result<QuantizeReport, ConvertError> {
     check_recall(model, options)?;
     let path = place(model, options.out.as_deref())?;
-    let source = FlashFolder::open_with(model, IoOptions::default(), predictors);
-    let source = source.map_err(candle_wick_models::Error::from)?;
+    let source = open(model, predictors)?;
     let metadata = low_rank_metadata(&source)?;
-    let input = metadata.input;
-    let draft = draft(&source, &path, metadata)?;
-    let mut observed = Observed::on(model, &[text.to_owned()], options, progress)?;
-    let seen = match input {
-        PredictorInput::FfnInput => None,
-        other => {
-            let ids = &observed.ids;
-            let seen = Capture::record(&mut observed.model, model, ids, other, &|_| {})?;
-            Some(seen)
-        }
+    let pairs_bytes = source.predictor_bytes();
+    let wanted = Wanted {
+        input: metadata.input,
+        // No layer's pair takes more than those of all.
+        layer_bytes: &|_, _| pairs_bytes,
     };
-    let parts = Parts::of(observed.ids.len());
-    let layers = observed.for_each_layer(options, progress, |index, layer, x| {
-        let (weight, bias) = deciding(&observed.model, layer).map_err(model_error)?;
-        let truth = Truth {
-            weight: &weight,
-            bias: &bias,
-            activation: observed.model.activation(),
-        };
-        let [_, tune, measure] = parts.split(x).map_err(model_error)?;
-        let (seen_tune, seen_measure) = match &seen {
-            None => (tune.clone(), measure.clone()),
-            Some(seen) => {
-                let seen = seen.inputs(index, layer.hidden_size)?;
-                let [_, tune, measure] = parts.split(&seen).map_err(model_error)?;
-                (tune, measure)
-            }
-        };
-        let [tune, measure] = [(tune, seen_tune), (measure, seen_measure)]
-            .map(|(ffn, seen)| LayerInputs { ffn, seen });
-        draft.measure(index, &truth, [&tune, &measure], options.recall)
-    })?;
+    let draft = draft(&source, &path, metadata)?;
+    let texts = [text.to_owned()];
+    let observed = Observed::on(open(model, None)?, &texts, options, &wanted, progress)?;
+    let layers = draft.measure_all(&observed, options, progress)?;
     let dram_bytes = [source.predictor_bytes(), draft.dram_bytes()];
+    let [_, tuned, measured] = observed.parts.counts();
     Ok(QuantizeReport {
         bytes: draft.finish(&path, &layers)?,
         path,
         dram_bytes,
-        tokens: [parts.tune, parts.measure],
+        tokens: [tuned, measured],
         layers,
     })
 }
@@ -125,73 +101,40 @@ fn draft(
     metadata: PredictorMetadata,
 ) -> Result<Draft, ConvertError> {
     let manifest = source.manifest();
-    let placement = Placement::resident(source, SelectorKind::Dense);
-    let tensors = FlashVarBuilder::new(source, placement).dense();
+    let tensors = tensors(source);
     let before = metadata.made_by.as_deref().unwrap_or("an earlier version");
     let kind = PredictorMetadata {
         made_by: Some(format!("{before}, quantised to 8 bits")),
         ..metadata
     };
+    let mut ranks = Vec::with_capacity(manifest.layers.len());
     let mut specs = Vec::new();
-    for layer in &manifest.layers {
-        let down = tensors.get_unchecked(&layer.predictor_tensor("down.weight"));
-        let rank = down.and_then(|down| down.dim(0)).map_err(model_error)?;
-        specs.extend(PairPart::ALL.map(|part| part.spec(layer, rank)));
+    for (index, layer) in manifest.layers.iter().enumerate() {
+        let rank = source.predictor_rank(index);
+        let rank = rank
+            .map_err(candle_wick_models::Error::from)?
+            .unwrap_or_default();
+        ranks.push(rank);
+        specs.extend(PARTS.map(|part| part.spec(layer, StoredDtype::I8, rank)));
     }
     let made = RefCell::new(None);
     let content = |index: usize| {
-        let (layer, part) = (index / PairPart::ALL.len(), index % PairPart::ALL.len());
+        let (layer, part) = (index / PARTS.len(), index % PARTS.len());
         let mut made = made.borrow_mut();
         if part == 0 {
-            *made = Some(Pair::of(source.path(), &tensors, &manifest.layers[layer])?);
+            let pair = Pair::of(
+                source.path(),
+                &tensors,
+                &manifest.layers[layer],
+                ranks[layer],
+            );
+            *made = Some(pair?);
         }
         let pair: &Pair = made.as_ref().expect("the first part comes first");
-        Ok(pair.bytes(PairPart::ALL[part]))
+        Ok(pair.bytes(PARTS[part]))
     };
     let metadata = unmeasured(kind, manifest);
     Draft::write(source.path(), path, metadata, specs, &content)
-}
-
-/// A tensor of a layer's quantised pair.
-#[derive(Clone, Copy)]
-enum PairPart {
-    /// `(rank, hidden)`.
-    Down,
-    /// `(intermediate, rank)`.
-    Up,
-    /// `(rank)`.
-    DownScale,
-    /// `(intermediate)`.
-    UpScale,
-    /// `(intermediate)`.
-    Bias,
-}
-
-impl PairPart {
-    /// In the order of the file.
-    const ALL: [Self; 5] = [
-        Self::Down,
-        Self::Up,
-        Self::DownScale,
-        Self::UpScale,
-        Self::Bias,
-    ];
-
-    fn spec(self, layer: &FfnLayer, rank: usize) -> TensorSpec {
-        let ffn = layer.intermediate_size;
-        let (name, dtype, shape) = match self {
-            Self::Down => (
-                "down.weight",
-                StoredDtype::I8,
-                &[rank, layer.hidden_size][..],
-            ),
-            Self::Up => ("up.weight", StoredDtype::I8, &[ffn, rank][..]),
-            Self::DownScale => ("down.scale", StoredDtype::F32, &[rank][..]),
-            Self::UpScale => ("up.scale", StoredDtype::F32, &[ffn][..]),
-            Self::Bias => ("up.bias", StoredDtype::F32, &[ffn][..]),
-        };
-        TensorSpec::new(layer.predictor_tensor(name), dtype, shape)
-    }
 }
 
 /// The quantised pair of one layer.
@@ -208,15 +151,20 @@ struct Rows {
 }
 
 impl Pair {
-    fn of(source: &Path, tensors: &VarBuilder<'_>, layer: &FfnLayer) -> Result<Self, ConvertError> {
+    fn of(
+        source: &Path,
+        tensors: &VarBuilder<'_>,
+        layer: &FfnLayer,
+        rank: usize,
+    ) -> Result<Self, ConvertError> {
         let (hidden, ffn) = (layer.hidden_size, layer.intermediate_size);
         let load = || -> candle::Result<_> {
-            let name = |part: &str| layer.predictor_tensor(part);
-            let rank = tensors.get_unchecked(&name("down.weight"))?.dim(0)?;
-            let down = Rows::of(&tensors.get((rank, hidden), &name("down.weight"))?)?;
-            let up = Rows::of(&tensors.get((ffn, rank), &name("up.weight"))?)?;
-            let bias = tensors.get(ffn, &name("up.bias"))?.to_vec1::<f32>()?;
-            Ok((down, up, bias))
+            let name = |part| layer.predictor_tensor(part);
+            let down = tensors.get((rank, hidden), &name(PredictorPart::Down))?;
+            let down = Rows::of(&down)?;
+            let up = Rows::of(&tensors.get((ffn, rank), &name(PredictorPart::Up))?)?;
+            let bias = tensors.get(ffn, &name(PredictorPart::UpBias))?;
+            Ok((down, up, bias.to_vec1::<f32>()?))
         };
         match load().map_err(model_error)? {
             (Some(down), Some(up), bias) => Ok(Self { down, up, bias }),
@@ -230,7 +178,7 @@ impl Pair {
         }
     }
 
-    fn bytes(&self, part: PairPart) -> Vec<u8> {
+    fn bytes(&self, part: PredictorPart) -> Vec<u8> {
         let values = |values: &[f32]| {
             values
                 .iter()
@@ -238,11 +186,11 @@ impl Pair {
                 .collect()
         };
         match part {
-            PairPart::Down => self.down.levels.clone(),
-            PairPart::Up => self.up.levels.clone(),
-            PairPart::DownScale => values(&self.down.scales),
-            PairPart::UpScale => values(&self.up.scales),
-            PairPart::Bias => values(&self.bias),
+            PredictorPart::Down => self.down.levels.clone(),
+            PredictorPart::Up => self.up.levels.clone(),
+            PredictorPart::DownScale => values(&self.down.scales),
+            PredictorPart::UpScale => values(&self.up.scales),
+            _ => values(&self.bias),
         }
     }
 }

@@ -5,14 +5,15 @@
 //! a time.
 
 use candle::Tensor;
-use candle_wick::RecordedTrace;
+use candle_wick::{Activation, FlashFolder, PredictorInput, RecordedTrace};
 use candle_wick_models::{record_trace, LoadedModel};
 use tempfile::TempDir;
 use wick_format::FfnLayer;
 
 use super::capture::Capture;
+use super::observed::{deciding, tensors};
 use super::threshold::Truth;
-use super::{deciding, model_error, FitProgress};
+use super::{model_error, FitProgress};
 use crate::ConvertError;
 
 /// Tokens computed together.
@@ -32,6 +33,10 @@ pub(super) struct TokenOutcome<'a> {
 pub(super) struct Record {
     capture: Capture,
     trace: RecordedTrace,
+    tokens: usize,
+    activation: Activation,
+    /// The folder of the model, which itself is not needed any more.
+    model: FlashFolder,
     _folder: TempDir,
 }
 
@@ -52,12 +57,16 @@ impl Record {
                 total: ids.len(),
             });
         };
-        let capture = Capture::around(model, folder.path(), ids.len(), |model| {
+        let kinds = [PredictorInput::FfnInput];
+        let captures = Capture::record(model, folder.path(), ids.len(), &kinds, |model| {
             record_trace(model, ids, &path, &on_tokens)?;
             Ok(())
-        })?;
+        });
         Ok(Self {
-            capture,
+            capture: captures?.swap_remove(0),
+            tokens: ids.len(),
+            activation: model.activation(),
+            model: model.folder().clone(),
             trace: RecordedTrace::open(&path).map_err(candle_wick_models::Error::from)?,
             _folder: folder,
         })
@@ -66,22 +75,22 @@ impl Record {
     /// Calls `each` with the tokens of layer `index` of the model that ran, in order.
     pub(super) fn for_each_token(
         &self,
-        model: &LoadedModel,
         index: usize,
         each: &mut dyn FnMut(&TokenOutcome<'_>),
     ) -> Result<(), ConvertError> {
-        let layer = &model.folder().manifest().layers[index];
+        let layer = &self.model.manifest().layers[index];
         let selections = self.trace.layer(index);
         let selections = selections.map_err(candle_wick_models::Error::from)?;
-        let x = self.capture.inputs(index, layer.hidden_size)?;
+        let all = 0..self.tokens;
+        let x = self.capture.inputs(index, &[all])?;
         let mut run = || -> candle::Result<()> {
-            let (weight, bias) = deciding(model, layer)?;
+            let (weight, bias) = deciding(&self.model, layer)?;
             let truth = Truth {
                 weight: &weight,
                 bias: &bias,
-                activation: model.activation(),
+                activation: self.activation,
             };
-            let up = UpFactor::of(model, layer)?;
+            let up = UpFactor::of(&self.model, layer)?;
             for start in (0..selections.tokens()).step_by(ROWS) {
                 let count = ROWS.min(selections.tokens() - start);
                 let rows = x.narrow(0, start, count)?;
@@ -129,11 +138,11 @@ struct UpFactor {
 }
 
 impl UpFactor {
-    fn of(model: &LoadedModel, layer: &FfnLayer) -> candle::Result<Option<Self>> {
+    fn of(model: &FlashFolder, layer: &FfnLayer) -> candle::Result<Option<Self>> {
         if layer.gate.is_none() {
             return Ok(None);
         }
-        let dense = model.dense_weights();
+        let dense = tensors(model);
         let bias = layer.up_bias.as_ref();
         let bias = bias.map(|name| dense.get(layer.intermediate_size, name));
         Ok(Some(Self {

@@ -8,13 +8,15 @@
 use candle::{DType, Device, Result, Tensor};
 
 use super::factor::Factors;
+use super::random::Random;
 use super::threshold::{activation_threshold, Truth};
-use super::trainee::Random;
 
 /// Makes the logistic function of a multiple differ from the normal distribution by less than 0.01 everywhere.
 const LOGISTIC_OF_NORMAL: f64 = 1.702;
 /// Tokens that the errors are measured on.
 const TOKENS: usize = 4096;
+/// Tokens whose scores are computed together.
+const ROWS: usize = 256;
 /// The least error, as a share of the pre-activations' own size.
 const ERROR_MIN: f64 = 0.01;
 
@@ -26,11 +28,8 @@ pub(super) fn calibrated(
     x: &Tensor,
     negative_weight: f64,
 ) -> Result<Factors> {
-    let x = x.narrow(0, 0, TOKENS.min(x.dim(0)?))?;
-    let exact = truth.pre_activations(&x)?;
-    let errors = (closed.scores(&x)? - &exact)?.sqr()?.mean(0)?;
-    let size = exact.sqr()?.mean_all()?.to_scalar::<f32>()?;
-    let least = (f64::from(size) * ERROR_MIN * ERROR_MIN).max(f64::from(f32::MIN_POSITIVE));
+    let (errors, size) = mean_squares(closed, truth, x)?;
+    let least = (size * ERROR_MIN * ERROR_MIN).max(f64::from(f32::MIN_POSITIVE));
     let scale = (errors.maximum(least)?.sqrt()?.recip()? * LOGISTIC_OF_NORMAL)?;
     let threshold = f64::from(activation_threshold(truth.activation));
     let bias = closed.bias.affine(1.0, -threshold)?;
@@ -39,6 +38,24 @@ pub(super) fn calibrated(
         up: closed.up.broadcast_mul(&scale.unsqueeze(1)?)?,
         bias: (bias * scale)?.affine(1.0, -negative_weight.ln())?,
     })
+}
+
+/// The means of the squares, over the first tokens of `x`: of each neuron's error, `(intermediate)`, and of all
+/// pre-activations.
+fn mean_squares(closed: &Factors, truth: &Truth<'_>, x: &Tensor) -> Result<(Tensor, f64)> {
+    let tokens = TOKENS.min(x.dim(0)?);
+    let mut errors = truth.bias.zeros_like()?;
+    let mut size = 0.0;
+    for start in (0..tokens).step_by(ROWS) {
+        let rows = x.narrow(0, start, ROWS.min(tokens - start))?;
+        let exact = truth.pre_activations(&rows)?;
+        let squares = (closed.scores(&rows)? - &exact)?.sqr()?;
+        errors = (errors + squares.sum(0)?)?;
+        size += f64::from(exact.sqr()?.sum_all()?.to_scalar::<f32>()?);
+    }
+    let of_tokens = 1.0 / tokens.max(1) as f64;
+    let neurons = errors.elem_count().max(1) as f64;
+    Ok(((errors * of_tokens)?, size * of_tokens / neurons))
 }
 
 /// Random matrices as linear layers have them in PyTorch, no bias.
@@ -68,17 +85,11 @@ mod tests {
     #[test]
     fn logits_of_the_closed_form_are_probabilities() -> Result<()> {
         let (tokens, hidden, neurons) = (4000, 16, 30);
-        let mut numbers = Random(1);
-        let mut matrix = |rows: usize, columns: usize| {
-            // Sums of uniform numbers are nearly normal.
-            let sum = |_| (0..6).map(|_| numbers.uniform(1.0)).sum::<f32>() / 1.4;
-            Tensor::from_vec(
-                (0..rows * columns).map(sum).collect(),
-                (rows, columns),
-                &Device::Cpu,
-            )
-        };
-        let (x, weight): (Tensor, Tensor) = (matrix(tokens, hidden)?, matrix(neurons, hidden)?);
+        let mut random = Random(1);
+        let (x, weight) = (
+            random.normal(tokens, hidden)?,
+            random.normal(neurons, hidden)?,
+        );
         let bias = Tensor::full(-3f32, neurons, &Device::Cpu)?;
         let truth = Truth {
             weight: &weight,

@@ -3,8 +3,9 @@
 use candle::{Result, Tensor};
 use candle_wick::{Activation, WindowShares, WINDOW_TOKENS};
 
+use super::cut::Cut;
 use super::factor::Factors;
-use super::labels::{threshold_for, Labels};
+use super::labels::Labels;
 
 /// Tokens whose scores are computed together.
 const ROWS: usize = 256;
@@ -104,16 +105,14 @@ impl Truth<'_> {
 
     /// The largest threshold that keeps `recall` of the truly active neurons of `x`.
     pub(super) fn threshold(&self, factors: &Factors, x: &Tensor, recall: f64) -> Result<f32> {
-        let mut of_active = Vec::new();
-        self.for_each_token(factors, x, |scores, exact| {
-            let pairs = scores.iter().zip(exact);
-            of_active.extend(
-                pairs
-                    .filter(|(_, exact)| self.activation.is_active(**exact))
-                    .map(|(score, _)| *score),
-            );
+        let cut = Cut::find(recall, |pass| {
+            self.for_each_token(factors, x, |scores, exact| {
+                for (score, exact) in scores.iter().zip(exact) {
+                    pass.push(*score, self.activation.is_active(*exact));
+                }
+            })
         })?;
-        Ok(threshold_for(&mut of_active, recall).unwrap_or(f32::MAX))
+        Ok(cut.threshold)
     }
 
     /// What `threshold` selects on `x`.

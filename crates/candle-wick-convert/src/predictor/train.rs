@@ -15,16 +15,29 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use candle::{DType, Device, Tensor};
+use candle_wick::PredictorInput;
 use wick_format::FfnLayer;
 
 use super::factor::Factors;
+use super::observed::{deciding, open, Observed, Wanted};
+use super::parts::{count, Parts};
 use super::place::place;
 use super::threshold::Truth;
 use super::trainee::{Lesson, Schedule, Trained, Trainee};
 use super::work::Work;
-use super::{cost, deciding, model_error, problem_with, start};
-use super::{FitOptions, FitProgress, LayerQuality, Observed, Parts};
+use super::{cost, model_error, pair_bytes, problem_with, start};
+use super::{FitOptions, FitProgress, Fitted, LayerQuality};
 use crate::ConvertError;
+
+/// Counts the changes of what is learnt from the same options and text. Layers that an earlier version of this code has left
+/// are not taken up: whoever changes what `train` leads to, in this file, `trainee`, `start`, `cost`, `factor`, `cut` or
+/// `parts`, adds 1.
+const CODE_VERSION: u32 = 1;
+/// Pairs of the layer's rank that learning holds at once: the closed form, the start, the best, the one that learns, its
+/// gradients, two moments of them, and what comes and goes.
+const PAIRS_HELD: u64 = 10;
+/// The same of a batch's logits.
+const BATCHES_HELD: u64 = 6;
 
 /// Ranks that are compared: the highest and its halves.
 const RANKS_COMPARED: usize = 4;
@@ -145,8 +158,19 @@ impl TrainOptions {
         }
     }
 
-    /// Everything that a trained pair depends on, but for the text's tokens.
-    fn describe(&self, neurons_hash: &str, device: &str) -> String {
+    /// Bytes that learning takes in `layer`, for so many tokens.
+    fn layer_bytes(&self, layer: &FfnLayer, tokens: u64) -> u64 {
+        let neurons = layer.intermediate_size as u64;
+        let rank = self.fit.rank.max(self.last_rank).min(cost::rank_max(layer));
+        let labels = (tokens / 8).saturating_mul(neurons);
+        let logits = (4 * BATCHES_HELD * neurons).saturating_mul(self.batch_tokens as u64);
+        let pairs = PAIRS_HELD * pair_bytes(layer, rank);
+        pairs.saturating_add(labels).saturating_add(logits)
+    }
+
+    /// Everything that a trained pair depends on, but for the text's tokens: `parts` says what those are for, `version`
+    /// counts the changes of the code.
+    fn describe(&self, neurons_hash: &str, device: &str, parts: &Parts, version: u32) -> String {
         let Self {
             fit,
             last_layers,
@@ -160,7 +184,7 @@ impl TrainOptions {
             ..
         } = self;
         format!(
-            "{neurons_hash} {device} {} {} {last_layers} {last_rank} {keep_rank} {epochs} {batch_tokens} {learning_rate} \
+            "{version} {parts:?} {neurons_hash} {device} {} {} {last_layers} {last_rank} {keep_rank} {epochs} {batch_tokens} {learning_rate} \
              {seed} {from_scratch} {}",
             fit.rank,
             fit.recall,
@@ -182,35 +206,34 @@ pub fn train(
 ) -> Result<TrainReport, ConvertError> {
     options.check(model)?;
     let out = place(model, options.fit.out.as_deref())?;
-    let observed = Observed::on(model, texts, &options.fit, progress)?;
-    let manifest = observed.manifest();
+    let wanted = Wanted {
+        input: PredictorInput::FfnInput,
+        layer_bytes: &|layer, tokens| options.layer_bytes(layer, tokens),
+    };
+    let folder = open(model, None)?;
+    let observed = Observed::on(folder, texts, &options.fit, &wanted, progress)?;
+    let (manifest, parts) = (observed.manifest(), &observed.parts);
     let device = format!("{:?}", options.device.location());
-    let described = options.describe(manifest.neurons_hash(), &device);
+    let described = options.describe(manifest.neurons_hash(), &device, parts, CODE_VERSION);
     let work = Work::open(&out, &described, &observed.ids)?;
     let run = Run {
         observed: &observed,
         options,
-        parts: Parts::of(observed.ids.len()),
         work: &work,
         progress,
     };
-    let mut factors = Vec::new();
-    let layers = observed.for_each_layer(&options.fit, &|_| {}, |index, layer, x| {
-        let (pair, trained) = run.layer(index, layer, x)?;
-        factors.push(pair);
+    let mut fitted = Vec::new();
+    let layers = observed.for_each_layer(&options.fit, &|_| {}, |index, layer| {
+        let (pair, trained) = run.layer(index, layer)?;
+        fitted.push(pair);
         Ok(trained)
     })?;
-    let fitted: Vec<(Factors, LayerQuality)> = factors
-        .into_iter()
-        .zip(layers.iter().map(|layer| layer.trained[0]))
-        .collect();
     let bytes = super::write_fitted(&out, manifest, &fitted, "trained")?;
-    let tokens = [run.parts.fit, run.parts.tune, run.parts.measure];
     work.remove()?;
     Ok(TrainReport {
         path: out,
         bytes,
-        tokens,
+        tokens: parts.counts(),
         layers,
     })
 }
@@ -219,28 +242,27 @@ pub fn train(
 struct Run<'a> {
     observed: &'a Observed,
     options: &'a TrainOptions,
-    parts: Parts,
     work: &'a Work,
     progress: &'a dyn Fn(FitProgress),
 }
 
 impl Run<'_> {
-    /// The pair of one layer with inputs `x`, and what it is worth.
+    /// The pair of one layer, and what it is worth.
     fn layer(
         &self,
         index: usize,
         layer: &FfnLayer,
-        x: &Tensor,
-    ) -> Result<(Factors, TrainedLayer), ConvertError> {
-        let (options, parts) = (self.options, &self.parts);
-        let (weight, bias) = deciding(&self.observed.model, layer).map_err(model_error)?;
+    ) -> Result<(Fitted, TrainedLayer), ConvertError> {
+        let (options, observed) = (self.options, self.observed);
+        let (weight, bias) = deciding(&observed.folder, layer).map_err(model_error)?;
         let truth = Truth {
             weight: &weight,
             bias: &bias,
-            activation: self.observed.model.activation(),
+            activation: observed.activation,
         };
-        let [fit, tune, measure] = parts.split(x).map_err(model_error)?;
-        let highest = options.rank(index, self.observed.manifest().layers.len(), layer);
+        let fit = observed.inputs(index, &observed.parts.fit)?;
+        let tune = observed.inputs(index, &observed.parts.tune)?;
+        let highest = options.rank(index, observed.manifest().layers.len(), layer);
         let (rank, closed) = self
             .closed_form(layer, &truth, [&fit, &tune], highest)
             .map_err(model_error)?;
@@ -254,6 +276,8 @@ impl Run<'_> {
             }
         };
         self.report(index + 1, 0);
+        drop(fit);
+        let measure = observed.inputs(index, &observed.parts.measure)?;
         let recall = options.fit.recall;
         let measured = |pair: &Factors, threshold| truth.quality(pair, &measure, threshold);
         let threshold = |pair: &Factors| truth.threshold(pair, &tune, recall);
@@ -267,15 +291,16 @@ impl Run<'_> {
             let each = thresholds.into_iter().map(|at| measured(pair, at));
             Ok((closed_form, each.collect::<candle::Result<_>>()?))
         };
-        let (closed_form, of_trained) = results().map_err(model_error)?;
+        let (closed_form, of_trained): (_, Vec<LayerQuality>) = results().map_err(model_error)?;
         let Trained { factors, epochs } = trained;
+        let fitted = Fitted::of(&factors, of_trained[0]).map_err(model_error)?;
         let report = TrainedLayer {
             rank,
             epochs,
             closed_form,
             trained: of_trained,
         };
-        Ok((factors, report))
+        Ok((fitted, report))
     }
 
     /// The rank to train, and the closed form of that rank as a file would hold it.
@@ -356,11 +381,55 @@ impl Run<'_> {
 
     /// Tells that `layers` layers and `steps` steps are done.
     fn report(&self, layers: usize, steps: usize) {
-        let of_layer = self.options.schedule(0).steps(self.parts.fit);
+        let of_layer = self
+            .options
+            .schedule(0)
+            .steps(count(&self.observed.parts.fit));
         (self.progress)(FitProgress {
             step: "steps",
             done: layers * of_layer + steps,
             total: self.observed.manifest().layers.len() * of_layer,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was kept by a killed run is taken up by the same code for the same work alone.
+    #[test]
+    fn layers_of_other_options_tokens_or_code_go_by_another_name() {
+        let parts = Parts::of(&[1000, 500]);
+        let options = TrainOptions::default();
+        let key = options.describe("hash", "cpu", &parts, CODE_VERSION);
+        assert_eq!(key, options.describe("hash", "cpu", &parts, CODE_VERSION));
+        let mut others = vec![
+            options.describe("hash", "cpu", &parts, CODE_VERSION + 1),
+            options.describe("hash", "cpu", &Parts::of(&[1500]), CODE_VERSION),
+            options.describe("hash", "cuda", &parts, CODE_VERSION),
+            options.describe("other", "cpu", &parts, CODE_VERSION),
+        ];
+        let changes: [fn(&mut TrainOptions); 10] = [
+            |options| options.fit.rank += 1,
+            |options| options.fit.recall = 0.5,
+            |options| options.last_layers += 1,
+            |options| options.last_rank += 1,
+            |options| options.keep_rank = true,
+            |options| options.epochs += 1,
+            |options| options.batch_tokens += 1,
+            |options| options.learning_rate = 1.0,
+            |options| options.seed += 1,
+            |options| options.from_scratch = true,
+        ];
+        for change in changes {
+            let mut options = TrainOptions::default();
+            change(&mut options);
+            others.push(options.describe("hash", "cpu", &parts, CODE_VERSION));
+        }
+        for (index, other) in others.iter().enumerate() {
+            assert_ne!(&key, other, "{index}");
+            assert!(!others[..index].contains(other), "{index}");
+        }
     }
 }

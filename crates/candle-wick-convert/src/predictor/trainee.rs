@@ -16,8 +16,10 @@ use candle::backprop::GradStore;
 use candle::{DType, Device, Result, Tensor, Var};
 use candle_nn::{ops::sigmoid, AdamW, Optimizer, ParamsAdamW};
 
+use super::cut::Cut;
 use super::factor::Factors;
 use super::labels::Labels;
+use super::random::Random;
 
 /// Added to the share of active neurons: the weight of the others is never zero.
 pub(super) const NEGATIVE_WEIGHT_MIN: f64 = 0.005;
@@ -27,7 +29,7 @@ const PATIENCE: usize = 3;
 const WARM_UP_STEPS: usize = 20;
 const WEIGHT_DECAY: f64 = 0.01;
 /// Tokens judged at a time.
-const ROWS: usize = 1024;
+const ROWS: usize = 256;
 
 /// The tokens of a layer that are learnt from, or judged on.
 pub(super) struct Lesson {
@@ -162,14 +164,21 @@ impl Trainee {
     /// The share of neurons that the pair needs for `recall`.
     fn needed(&self, exam: &Lesson, recall: f64) -> Result<f64> {
         let device = self.down.device();
-        let mut scores = Vec::new();
-        let tokens = exam.x.dim(0)?;
-        for start in (0..tokens).step_by(ROWS) {
-            let rows = exam.x.narrow(0, start, ROWS.min(tokens - start))?;
-            let logits = self.logits(&rows.to_device(device)?)?;
-            scores.extend(logits.flatten_all()?.to_vec1::<f32>()?);
-        }
-        Ok(exam.labels.needed_fraction(&scores, recall))
+        let (tokens, neurons) = (exam.x.dim(0)?, self.bias.elem_count());
+        let cut = Cut::find(recall, |pass| -> Result<()> {
+            for start in (0..tokens).step_by(ROWS) {
+                let rows = exam.x.narrow(0, start, ROWS.min(tokens - start))?;
+                let logits = self.logits(&rows.to_device(device)?)?;
+                let logits = logits.flatten_all()?.to_vec1::<f32>()?;
+                for (row, logits) in logits.chunks(neurons.max(1)).enumerate() {
+                    for (logit, is_active) in logits.iter().zip(exam.labels.token(start + row)) {
+                        pass.push(*logit, is_active);
+                    }
+                }
+            }
+            Ok(())
+        });
+        Ok(cut?.selected_fraction)
     }
 
     /// The pair with the values that a file can hold.
@@ -181,32 +190,6 @@ impl Trainee {
             bias: copy(&self.bias)?,
         };
         factors.rounded(DType::F16)
-    }
-}
-
-/// A row of numbers that look random (splitmix64).
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// Uniform between `-radius` and `radius`.
-    pub(super) fn uniform(&mut self, radius: f32) -> f32 {
-        // 24 bits, as many as a f32 has places.
-        let share = (self.next() >> 40) as f32 / (1u32 << 24) as f32;
-        radius * (2.0 * share - 1.0)
-    }
-
-    fn shuffle(&mut self, values: &mut [u32]) {
-        for last in (1..values.len()).rev() {
-            let other = self.next() % (last as u64 + 1);
-            values.swap(last, other as usize);
-        }
     }
 }
 

@@ -12,7 +12,7 @@ use wick_format::{Dtype, Manifest};
 
 use super::weights::deviation;
 use super::Geometry;
-use crate::predictor::file::{self, Part};
+use crate::predictor::file;
 use crate::source::Random;
 use crate::ConvertError;
 
@@ -54,14 +54,15 @@ pub(super) fn write(
     let ranks: Vec<usize> = (0..manifest.layers.len())
         .map(|n| geometry.rank(n))
         .collect();
-    let content = |n: usize, part: Part| {
-        let spec = part.spec(&manifest.layers[n], ranks[n]);
-        let (random, dtype) = match part {
-            Part::Down | Part::Up => {
-                let deviation = deviation(spec.shape[1]);
+    let specs = file::pair_specs(manifest, &ranks);
+    let content = |index: usize| {
+        let spec = &specs[index];
+        let (random, dtype) = match spec.shape[..] {
+            [_, columns] => {
+                let deviation = deviation(columns);
                 (Random::uniform(seed, &spec.name, deviation), Dtype::F16)
             }
-            Part::Bias => (Random::constant(0.0), Dtype::F32),
+            _ => (Random::constant(0.0), Dtype::F32),
         };
         let elements: usize = spec.shape.iter().product();
         let mut bytes = vec![0; elements * dtype.size_bytes()];
@@ -71,5 +72,5 @@ pub(super) fn write(
         Ok(bytes)
     };
     let path = folder.join(PREDICTORS_FILE);
-    file::write_low_rank(&path, manifest, &metadata, &ranks, &content)
+    file::write(&path, &metadata, &specs, &content)
 }
