@@ -7,6 +7,7 @@ mod cache_policies;
 mod compare;
 mod decode_bench;
 mod demo;
+mod density_bench;
 mod dip;
 mod engines;
 mod eval;

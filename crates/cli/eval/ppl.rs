@@ -91,7 +91,7 @@ pub(super) fn run(args: &PplArgs) -> Result<ExitCode> {
         false => tokenizer.encode(&text)?,
     };
     drop(text);
-    let settings = settings(&opened, !args.no_bos)?;
+    let settings = settings(&opened, !args.no_bos, args.results.as_deref())?;
     let blocks = Blocks::cut(&ids, settings.ctx, args.blocks.unwrap_or(usize::MAX));
     let blocks = blocks.with_context(|| args.text_file.display().to_string())?;
     let selectors = to_compare(&opened)?;

@@ -40,7 +40,9 @@ pub(super) struct Settings {
     /// Whether special tokens, such as a BOS, precede texts.
     pub(super) special_tokens: bool,
     pub(super) ctx: usize,
-    /// What follows changes nothing but what is read.
+    /// Density and what goes with it, of selectors that have one.
+    pub(super) dip: Option<String>,
+    /// What follows changes nothing but what is read, with every other selector.
     pub(super) memory: Option<String>,
     pub(super) slots: Option<usize>,
     pub(super) window: Option<usize>,
@@ -277,6 +279,7 @@ mod tests {
             model: 7,
             predictors: Some(9),
             special_tokens: false,
+            dip: None,
             ctx: 64,
             memory: Some("60%".to_owned()),
             slots: None,

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use candle_wick::SelectorKind;
 use candle_wick_models::{plan, ContinuationScore, Error, LoadedModel};
 use serde::Serialize;
@@ -124,8 +124,20 @@ impl WorkReport {
 }
 
 /// What the scores of a run depend on.
-pub(super) fn settings(opened: &OpenedModel, special_tokens: bool) -> Result<Settings> {
+///
+/// # Errors
+/// They are to be kept in `results`, and depend on which document came first.
+pub(super) fn settings(
+    opened: &OpenedModel,
+    special_tokens: bool,
+    results: Option<&Path>,
+) -> Result<Settings> {
     let options = &opened.options;
+    ensure!(
+        results.is_none() || options.selector != Some(SelectorKind::Cats),
+        "--selector cats takes its thresholds from the first tokens that it sees: what is taken up from --results would have others"
+    );
+    let has_density = options.selector.is_some_and(SelectorKind::has_density);
     let predictors = opened.folder.predictors_path();
     Ok(Settings {
         wick_results: Settings::VERSION,
@@ -134,6 +146,7 @@ pub(super) fn settings(opened: &OpenedModel, special_tokens: bool) -> Result<Set
         model: crc32c::crc32c(opened.folder.manifest().to_json().as_bytes()),
         predictors: predictors.map(file_crc32c).transpose()?,
         special_tokens,
+        dip: has_density.then(|| format!("{:?}", options.dip)),
         ctx: plan(&opened.folder, options)?.ctx,
         memory: options.memory.map(|memory| memory.to_string()),
         slots: options.slots_per_layer,

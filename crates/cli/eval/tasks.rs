@@ -59,7 +59,7 @@ pub(super) struct TaskFile {
 pub(super) fn run(args: &TasksArgs) -> Result<ExitCode> {
     let ctrl_c = CtrlC::watch()?;
     let opened = args.model.open(ctrl_c.flag())?;
-    let settings = settings(&opened, !args.no_bos)?;
+    let settings = settings(&opened, !args.no_bos, args.results.as_deref())?;
     let tokenizer = tokenizer(&opened)?;
     let encoder = Encoder {
         tokenizer,

@@ -88,6 +88,7 @@ mod tests {
             hidden_size: 130,
             intermediate_size: 40,
             stride_bytes: 1024,
+            column_strides: None,
             dtype: Dtype::F16,
             gate: None,
             up: "layers.7.fc1.weight".to_owned(),

@@ -303,6 +303,7 @@ mod tests {
             hidden_size,
             intermediate_size: 100,
             stride_bytes: 512,
+            column_strides: None,
             dtype: Dtype::F16,
             gate: None,
             up: "layers.0.fc1.weight".to_owned(),
