@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::demo::demo;
-use crate::support::{converted, fixture, json, refused, text, wick};
+use crate::support::{converted, fixture, json, refused, text};
 
 fn decode(path: &Path, flags: &[&str]) -> Value {
     json(&[&["bench", "decode", text(path)][..], flags].concat())
@@ -28,20 +28,8 @@ fn names(bench: &Value) -> Vec<&str> {
 fn each_row_reads_and_keeps_what_its_name_says() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("synthetic");
-    let output = wick(&[
-        "synth",
-        text(&out),
-        "--like",
-        "opt-125m",
-        "--layers",
-        "10",
-        "-q",
-    ]);
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let shape = ["--like", "opt-125m", "--layers", "10"];
+    json(&[&["synth", text(&out)][..], &shape].concat());
     let flags = ["--memory", "80%", "--ctx", "64", "--tokens", "5"];
     let bench = decode(&out, &flags);
     assert_eq!(bench["synthetic"], "opt-125m");
