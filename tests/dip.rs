@@ -1,12 +1,12 @@
 //! `dip` and `dip-ca`: what they keep is what the paper says, whatever is in memory; and layers by columns.
 
-use candle::{DType, Device, Module, Tensor};
+use candle::{Device, Module, Tensor};
 use candle_wick::{
     Activation, CachePolicy, DipOptions, FlashFolder, FlashLinear, FlashMlp, FlashVarBuilder,
     IoOptions, Memory, Placement, SelectorKind,
 };
 use candle_wick_convert::Layout;
-use candle_wick_models::{LoadOptions, LoadedModel};
+use candle_wick_models::{score_continuations, Continuation, LoadOptions, LoadedModel};
 use tempfile::TempDir;
 
 use crate::exactness::fingerprint;
@@ -142,11 +142,64 @@ fn a_gamma_of_one_is_dip_and_a_smaller_one_reads_less() {
 fn a_sequence_again_gives_the_same_numbers_with_dip_ca() {
     let out = by_columns(LLAMA);
     let ids = expected(LLAMA).ids;
-    let mut model = load(&open(&out), SelectorKind::DipCa, dip(0.4, 0.1), Some(40));
-    let first = model.forward(&ids).unwrap();
-    assert_ne!(model.forward(&ids[..3]).unwrap(), first);
-    model.reset();
-    assert_eq!(model.forward(&ids).unwrap(), first);
+    let everything = open(&out).manifest().layers[0].intermediate_size;
+    for (slots, cache_policy, window_tokens) in [
+        (40, CachePolicy::Lfu, None),
+        (40, CachePolicy::Lru, None),
+        (40, CachePolicy::Lfu, Some(2)),
+        (everything, CachePolicy::Lru, Some(1)),
+    ] {
+        let options = LoadOptions {
+            selector: Some(SelectorKind::DipCa),
+            dip: dip(0.4, 0.1),
+            slots_per_layer: Some(slots),
+            cache_policy,
+            window_tokens,
+            ..LoadOptions::default()
+        };
+        let mut model = LoadedModel::load(open(&out), &options).unwrap();
+        let case = format!("{slots} {cache_policy} {window_tokens:?}");
+        let first = model.forward(&ids).unwrap();
+        assert_ne!(model.forward(&ids[..3]).unwrap(), first, "{case}");
+        model.reset();
+        assert_eq!(model.forward(&ids).unwrap(), first, "{case}");
+    }
+}
+
+/// A cold cache has nothing to prefer, whatever gamma is.
+#[test]
+fn the_first_token_of_a_sequence_is_that_of_dip() {
+    let out = by_columns(LLAMA);
+    let folder = open(&out);
+    let first = |selector, gamma| {
+        let mut model = load(&folder, selector, dip(0.4, gamma), Some(40));
+        model.forward(&[7]).unwrap()
+    };
+    let plain = first(SelectorKind::Dip, 0.2);
+    for gamma in [0.0, 0.2, 1.0] {
+        assert_eq!(first(SelectorKind::DipCa, gamma), plain, "{gamma}");
+    }
+}
+
+/// Each choice of a task is scored as if it were alone, also where memory has a say.
+#[test]
+fn the_order_of_choices_does_not_count() {
+    let out = by_columns(LLAMA);
+    let ids = expected(LLAMA).ids;
+    let choice = |last: &[u32]| Continuation::new([&ids[..6], last].concat(), 6).unwrap();
+    let choices = [choice(&[3, 9]), choice(&[11]), choice(&[5, 2, 8])];
+    for dense_prompt in [false, true] {
+        let options = DipOptions {
+            dense_prompt,
+            ..dip(0.4, 0.1)
+        };
+        let mut model = load(&open(&out), SelectorKind::DipCa, options, Some(40));
+        let scores = score_continuations(&mut model, &choices).unwrap();
+        for (choice, score) in choices.iter().zip(scores) {
+            let alone = score_continuations(&mut model, std::slice::from_ref(choice)).unwrap();
+            assert_eq!(alone, [score], "{dense_prompt}");
+        }
+    }
 }
 
 #[test]
@@ -290,7 +343,6 @@ fn linears_are_candles_and_selected_inputs_are_the_others_at_zero() {
             }
             assert!(FlashLinear::load(in_dim + 1, out_dim, vb.pp(&path)).is_err());
         }
-        assert_eq!(vb.dense().dtype(), DType::F32);
     }
 }
 

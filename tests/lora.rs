@@ -154,6 +154,7 @@ fn adapters_that_are_something_else_are_refused() {
             &good,
             "pissa",
         ),
+        (with("r", json!(8)), &good, "of rank 3"),
         (with("r", json!(0)), &good, "\"r\" above zero"),
         (with("lora_alpha", json!("many")), &good, "\"lora_alpha\""),
         (config(), &half, "no `base_model"),
@@ -202,6 +203,21 @@ fn folders_that_will_not_do_are_refused() {
     assert!(refused(&model, good.path(), &model.join("merged")).contains("only read"));
     fs::write(out.path().join("note"), "").unwrap();
     assert!(refused(&model, good.path(), out.path()).contains("not empty"));
+    let scaled = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(model.join(name), scaled.path().join(name)).unwrap();
+    }
+    let path = scaled.path().join("config.json");
+    let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    json["quantization_config"] = json!({"quant_method": "fp8"});
+    fs::write(&path, json.to_string()).unwrap();
+    assert!(refused(scaled.path(), good.path(), &to).contains("quantization_config"));
+    // A merge that failed is not in the way of the next.
+    let large = adapter(&with("lora_alpha", json!(1e40)), &pairs(&base));
+    assert!(refused(&model, large.path(), &to).contains("once the adapter is added"));
+    assert!(!to.exists());
+    lora::apply(&model, good.path(), &to, &|_| {}).unwrap();
+    fs::remove_dir_all(&to).unwrap();
     // Cut anywhere, it is no adapter, and nothing is written.
     let path = good.path().join("adapter_model.safetensors");
     let bytes = fs::read(&path).unwrap();

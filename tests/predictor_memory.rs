@@ -68,7 +68,6 @@ fn many_tokens_take_their_inputs_once_and_no_model_beside() {
             return;
         };
         println!("{words:?}: {few} bytes for {FEW} tokens, {many} for {MANY}, inputs {inputs}");
-        assert!(many > inputs, "{words:?}: {many}");
         assert!(many < few + more, "{words:?}: {few}, {many}, {more}");
     }
 }

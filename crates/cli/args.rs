@@ -232,6 +232,7 @@ impl ModelArgs {
         interrupt: Interrupt,
         settings: &Settings,
     ) -> Result<OpenedModel> {
+        self.dip.check(self.selector)?;
         if let Some(threads) = self.threads.or(settings.threads) {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
             pool.build_global()

@@ -116,12 +116,11 @@ pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode> {
         sparse: sparse_text,
     };
     if comparison.dense.ids != comparison.sparse.ids {
-        let shared = [&prompt, &comparison.dense.ids[..equal_tokens]].concat();
-        // Logits do not depend on how many tokens come at once, so this is where both were.
-        model.reset();
-        let sparse_logits = model.forward(&shared)?;
+        let equal = &comparison.dense.ids[..equal_tokens];
+        let sparse_logits = logits_after(&mut model, &prompt, equal)?;
         drop(model);
-        let dense_logits = load_with(&opened, selectors[0])?.forward(&shared)?;
+        let mut dense = load_with(&opened, selectors[0])?;
+        let dense_logits = logits_after(&mut dense, &prompt, equal)?;
         let difference = Difference::new(&opened, &dense_logits, &sparse_logits);
         comparison.difference = Some(difference?);
     }
@@ -130,6 +129,17 @@ pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode> {
         false => output::print(&comparison.to_text())?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The logits where both texts were equal for the last time, got as they were when the texts were written: selectors may treat what
+/// is written otherwise than a prompt.
+fn logits_after(model: &mut LoadedModel, prompt: &[u32], written: &[u32]) -> Result<Vec<f32>> {
+    model.reset();
+    let mut logits = model.forward(prompt)?;
+    for id in written {
+        logits = model.forward(&[*id])?;
+    }
+    Ok(logits)
 }
 
 /// The likeliest tokens after `prompt`.

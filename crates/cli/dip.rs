@@ -1,6 +1,7 @@
 //! Flags of the selectors that go by a density.
 
-use candle_wick::DipOptions;
+use anyhow::{ensure, Result};
+use candle_wick::{DipOptions, SelectorKind};
 use clap::Args;
 
 use crate::args::{number, share};
@@ -23,6 +24,37 @@ pub(crate) struct DipArgs {
 }
 
 impl DipArgs {
+    /// Refuses flags that `selector` has no use for.
+    pub(crate) fn check(&self, selector: Option<SelectorKind>) -> Result<()> {
+        let is = |is_so: fn(SelectorKind) -> bool| selector.is_some_and(is_so);
+        for (is_given, flag, is_of_use, whose) in [
+            (
+                self.density.is_some(),
+                "--density",
+                is(SelectorKind::has_density),
+                "dip, dip-ca, prune-* and cats",
+            ),
+            (
+                self.gamma.is_some(),
+                "--gamma",
+                selector == Some(SelectorKind::DipCa),
+                "dip-ca",
+            ),
+            (
+                self.dense_prompt,
+                "--dense-prompt",
+                is(SelectorKind::is_dip),
+                "dip and dip-ca",
+            ),
+        ] {
+            ensure!(
+                !is_given || is_of_use,
+                "{flag} is for --selector {whose}, and has no meaning for another"
+            );
+        }
+        Ok(())
+    }
+
     pub(crate) fn options(&self) -> DipOptions {
         let default = DipOptions::default();
         DipOptions {
@@ -33,6 +65,6 @@ impl DipArgs {
     }
 }
 
-pub(crate) fn gamma(text: &str) -> Result<f64, String> {
+pub(crate) fn gamma(text: &str) -> std::result::Result<f64, String> {
     number(text, |value| (0.0..=1.0).contains(&value), "from 0 to 1")
 }

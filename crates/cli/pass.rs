@@ -43,6 +43,8 @@ pub(crate) struct TokenFigures {
     pub(crate) streamed_bytes: f64,
     /// Records that were missing.
     pub(crate) record_bytes: f64,
+    /// Of weights that were missing, without padding and what was read beside them, and of streamed matrices.
+    pub(crate) missed_bytes: f64,
     /// Weights, keys and values that products went through.
     pub(crate) touched_bytes: f64,
     /// Share of the FFN's neurons selected, by a token.
@@ -76,6 +78,7 @@ pub(crate) fn pass(model: &mut LoadedModel, ids: &[u32]) -> Result<(Pass, Vec<f3
     // Read at the right moment or ahead of it: both had to be.
     let missed = ffn.misses + ffn.ahead_used;
     let matrix_bytes = matrices.bytes_multiplied - before.bytes_multiplied;
+    let streamed_bytes = (matrices.bytes_streamed - before.bytes_streamed) as f64;
     let figures = TokenFigures {
         total_ms: ms(times.layers + times.head),
         io_ms: ms(ffn.io + matrix_io),
@@ -84,7 +87,8 @@ pub(crate) fn pass(model: &mut LoadedModel, ids: &[u32]) -> Result<(Pass, Vec<f3
         select_ms: ms(ffn.select),
         ffn_ms: ms(ffn.compute),
         bytes_read: bytes_read as f64,
-        streamed_bytes: (matrices.bytes_streamed - before.bytes_streamed) as f64,
+        streamed_bytes,
+        missed_bytes: missed_bytes(model, missed) + streamed_bytes,
         record_bytes: (ffn.bytes_read + ffn.ahead_used * stride_bytes(folder)) as f64,
         touched_bytes: matrix_bytes as f64 + ffn_bytes(model, &ffn) + kv_bytes(model),
         ahead_read: ffn.ahead_read as f64,
@@ -105,6 +109,18 @@ pub(crate) fn pass(model: &mut LoadedModel, ids: &[u32]) -> Result<(Pass, Vec<f3
 fn stride_bytes(folder: &FlashFolder) -> u64 {
     let layer = folder.manifest().layers.first();
     layer.map_or(0, |layer| layer.stride_bytes as u64)
+}
+
+/// Weights of records that were missing: neurons, or weights where they are counted in those.
+fn missed_bytes(model: &LoadedModel, missed: u64) -> f64 {
+    let Some(layer) = model.folder().manifest().layers.first() else {
+        return 0.0;
+    };
+    let of_one = match model.plan().goes_by_columns() {
+        true => 1,
+        false => layer.multiply_adds() / layer.intermediate_size.max(1) as u64,
+    };
+    (missed * of_one) as f64 * layer.dtype.size_bytes() as f64
 }
 
 /// Rows of the selected neurons, and down columns of the active ones; or the weights of the selected columns.

@@ -50,9 +50,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
     let model = args.model.open(Interrupt::new())?;
     let plan = candle_wick_models::plan(&model.folder, &model.options)?;
     ensure!(
-        !(args.predict && plan.selector.is_dip()),
-        "--predict knows nothing of {}: what it misses depends on the text; `wick bench decode` measures it",
-        plan.selector
+        !(args.predict && plan.goes_by_columns()),
+        "--predict knows nothing of layers that go by columns: what they miss depends on the text; `wick bench decode` measures it"
     );
     let prediction = match args.predict {
         true => Some(predict(&model, &plan, args.prompt_tokens)?),

@@ -5,7 +5,8 @@
 //! most vocabularies have them. What is longer than the model's context loses its beginning.
 //!
 //! Continuations scored together share their longest common beginning: it goes through the model once. Results are
-//! the same bits as one by one, since they depend neither on how many tokens come at once nor on what is cached.
+//! the same bits as one by one, since they depend neither on how many tokens come at once nor on what is cached; with selectors
+//! for which that is not so (`dip-ca`), each goes through the model from its start.
 //!
 //! Not here: tasks and what their scores add up to.
 
@@ -104,7 +105,10 @@ pub fn score_continuations(
     model: &mut LoadedModel,
     continuations: &[Continuation],
 ) -> Result<Vec<ContinuationScore>> {
-    let shared = shared_tokens(continuations);
+    let shared = match model.depends_on_history() {
+        true => 0,
+        false => shared_tokens(continuations),
+    };
     model.reset();
     let after_shared = match continuations.first() {
         Some(first) if shared > 0 => model.forward(&first.ids[..shared])?,

@@ -33,7 +33,7 @@ pub struct LoadOptions {
     pub ctx: Option<usize>,
     /// Who chooses neurons; by default what uses the folder's predictors, and `Dense` where it has none.
     pub selector: Option<SelectorKind>,
-    /// What the selectors `dip` and `dip-ca` keep.
+    /// What selectors with a density keep.
     pub dip: DipOptions,
     /// Drop a neuron when none of this many tokens used it; `None` keeps it until its slot is wanted.
     pub window_tokens: Option<usize>,
@@ -342,6 +342,11 @@ impl LoadedModel {
             self.vb.begin_sequence();
         }
         self.position = self.position.min(position);
+    }
+
+    /// Whether going back to the middle of a sequence would give other numbers than going there from its start.
+    pub(crate) fn depends_on_history(&self) -> bool {
+        self.vb.depends_on_history()
     }
 
     /// Tokens seen so far.

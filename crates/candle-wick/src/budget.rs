@@ -35,7 +35,7 @@ use crate::workspace::{column_workspace_bytes, workspace_bytes, CHUNK_TOKENS_MAX
 /// Pages that a process still touches after planning, whatever the model: code and read-only data that the
 /// forward pass runs through, stacks of its threads, small allocations.
 const LATER_PAGES_BYTES: u64 = 4 << 20;
-const SLOTS_LABEL: &str = "neuron slots";
+const SLOTS_LABEL: &str = "slots";
 const PAGE_TABLES_LABEL: &str = "page tables";
 /// Prompt tokens computed together: the first that fits.
 const CHUNK_TOKENS: [usize; 3] = [CHUNK_TOKENS_MAX, 32, 8];
@@ -437,7 +437,7 @@ fn below_floor(
         ("checksums and cache books", fixed.books),
         ("norms and biases", fixed.vectors),
         ("predictors", fixed.predictors),
-        ("one pass of neuron slots", slots_floor),
+        ("one pass of slots", slots_floor),
     ];
     let weights_floor = fixed.weights() + slots_floor;
     let (budget_bytes, floor_bytes, from) = match options.memory {

@@ -47,6 +47,8 @@ pub(crate) struct ColumnCache {
     /// What of a record is multiplied, in bytes.
     place: Range<usize>,
     overlap: bool,
+    /// Whether all columns were read when this was loaded, and stay.
+    is_filled: bool,
     slot_count: usize,
     state: Mutex<State>,
 }
@@ -96,6 +98,7 @@ impl ColumnCache {
             dtype: kernel_dtype(layer.dtype),
             place,
             overlap: placement.switches.overlap,
+            is_filled: slot_count == stored.rows && window_tokens.is_none(),
             slot_count,
             state: Mutex::new(State {
                 cache,
@@ -106,7 +109,7 @@ impl ColumnCache {
         };
         let mut state = columns.state();
         state.slots = Some(columns.new_slots()?);
-        if slot_count == columns.count() && window_tokens.is_none() {
+        if columns.is_filled {
             columns.fill(&mut state)?;
         }
         drop(state);
@@ -157,10 +160,10 @@ impl ColumnCache {
         })
     }
 
-    /// Forgets what another sequence left in memory, unless all columns are.
+    /// Forgets what another sequence left in memory, unless all columns are there to stay.
     pub(crate) fn begin_sequence(&self, sequence: u64) {
         let mut state = self.state();
-        if state.sequence != sequence && !self.is_resident() {
+        if state.sequence != sequence && !self.is_filled {
             state.cache.clear();
         }
         state.sequence = sequence;

@@ -40,6 +40,9 @@ struct Columns {
 
 impl FlashLinear {
     /// `weight` `(out_dim, in_dim)`, and `bias` `(out_dim)` when the model has one.
+    ///
+    /// By columns each layer has a cache of its own, of whole records: gate and up, which share them, take both twice. A model's FFN is a
+    /// [`FlashMlp`](crate::FlashMlp), which has them once; the budget counts that.
     pub fn load(in_dim: usize, out_dim: usize, vb: FlashVarBuilder) -> Result<Self> {
         let weight = match Columns::load(in_dim, out_dim, &vb)? {
             Some(columns) => Weight::Columns(Arc::new(columns)),

@@ -30,8 +30,12 @@ impl fmt::Display for BudgetPlan {
             "{:<36} {share:>11.1}%",
             "weights in DRAM, of the dense model"
         )?;
+        let slots_label = match self.goes_by_columns() {
+            true => "down slots per layer",
+            false => "slots per layer",
+        };
         for (label, slots) in [
-            ("slots per layer", &self.slots_per_layer),
+            (slots_label, &self.slots_per_layer),
             ("channel slots per layer", &self.channel_slots_per_layer),
         ] {
             let (fewest, most) = (slots.iter().min(), slots.iter().max());

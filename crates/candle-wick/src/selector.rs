@@ -14,7 +14,7 @@ use crate::neurons::{LayerNeurons, Rows};
 use crate::predictor::{tokens_where, Predictor};
 use crate::predictor_kind::PredictorInput;
 use crate::pruning::Pruning;
-use crate::selection::Selection;
+use crate::selection::{all_of, Selection};
 use crate::selector_kind::SelectorKind;
 use crate::trace::Replay;
 use crate::var_builder::FlashVarBuilder;
@@ -90,9 +90,8 @@ impl Selector {
         selection.clear();
         match self {
             Self::Dense => {
-                let everyone = u128::MAX >> (CHUNK_TOKENS_MAX - x.tokens);
                 for neuron in 0..neurons.layer.intermediate_size as u32 {
-                    selection.push(neuron, everyone);
+                    selection.push(neuron, all_of(x.tokens));
                 }
                 Ok(())
             }

@@ -31,7 +31,7 @@ use crate::workspace::{FfnRecorder, SelectionRecorder, Workspace};
 pub struct Placement {
     /// Who chooses the neurons.
     pub selector: SelectorKind,
-    /// What `dip` and `dip-ca` keep.
+    /// What selectors with a density keep.
     pub dip: DipOptions,
     /// Slots of each layer's neuron cache, in the manifest's order; two are the least, one a neuron the most. In a layer
     /// that goes by columns: of its cache of down columns.
@@ -179,6 +179,12 @@ impl FlashVarBuilder {
     /// Whether what is computed from now on are the tokens of a prompt: `dip` and `dip-ca` may keep all of theirs.
     pub fn set_prompt(&self, is_prompt: bool) {
         lock(&self.workspace).is_prompt = is_prompt;
+    }
+
+    /// Whether what a token gives depends on more than the tokens before it: on what is in memory, or on whether it was part of a prompt.
+    pub fn depends_on_history(&self) -> bool {
+        let Placement { selector, dip, .. } = &*self.placement;
+        *selector == SelectorKind::DipCa || (selector.is_dip() && dip.dense_prompt)
     }
 
     /// What is computed from now on is a new sequence: `dip-ca`, whose choice depends on what is in memory, begins each with

@@ -170,6 +170,11 @@ impl Bench<'_> {
         if let Some(other) = self.args.selector.filter(|kind| !kind.is_dip()) {
             bail!("--selector takes dip or dip-ca here, not {other}: predictors are used where there are some");
         }
+        self.args.dip.check(self.args.selector)?;
+        ensure!(
+            !self.args.dip.options().dense_prompt,
+            "--dense-prompt has no meaning here: rows decode, and have no prompt"
+        );
         for asked in &self.args.rows {
             ensure!(
                 ROWS.contains(&asked.as_str()),

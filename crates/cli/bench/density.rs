@@ -283,9 +283,8 @@ impl Bench<'_> {
             SelectorKind::DipCa => format!("dip-ca {}, {memory}", setting.dip.gamma),
             selector => format!("{selector}, {memory}"),
         };
-        Ok(Point::new(
-            name, series, memory, nll, &figures, &ffn, &model,
-        ))
+        let names = [name, series, memory];
+        Ok(Point::new(names, nll, &figures, &ffn, &model))
     }
 
     /// Mean negative log-probability of the text's targets.

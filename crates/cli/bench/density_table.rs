@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use candle_wick::FfnStats;
+use candle_wick::{FfnStats, SelectorKind};
 use candle_wick_models::LoadedModel;
 use serde::Serialize;
 
@@ -42,20 +42,28 @@ pub(crate) struct Point {
     name: String,
     /// Which line it belongs to.
     series: String,
+    selector: &'static str,
     memory: String,
     /// Mean negative log-probability.
     nll: Option<f64>,
     perplexity: Option<f64>,
-    /// Perplexity over that of dense, less one.
+    /// Perplexity over that of dense, less one; `None` without dense.
     loss: Option<f64>,
-    /// Weights in DRAM.
+    /// Planned weights in DRAM.
     dram_bytes: u64,
-    /// Of a token, on average.
-    bytes_per_token: f64,
-    /// Of what was selected, by weight.
-    hit_rate: f64,
     /// Multiplications in FFNs, as a share of the dense ones.
     multiply_adds: f64,
+    /// `None` for selectors that read the whole layer to choose: what they take says nothing of the method.
+    decoded: Option<Decoded>,
+}
+
+/// What a token took.
+#[derive(Serialize)]
+struct Decoded {
+    /// On average.
+    bytes: f64,
+    /// Of what was selected, by weight.
+    hit_rate: f64,
     total_ms: Spread,
     tokens_per_s: f64,
     simulated: SimulatedMs,
@@ -63,32 +71,49 @@ pub(crate) struct Point {
 
 impl Point {
     pub(crate) fn new(
-        name: String,
-        series: String,
-        memory: String,
+        [name, series, memory]: [String; 3],
         nll: Option<f64>,
         figures: &[TokenFigures],
         ffn: &FfnStats,
         model: &LoadedModel,
     ) -> Self {
-        let mean = |of: &dyn Fn(&TokenFigures) -> f64| {
-            figures.iter().map(of).sum::<f64>() / figures.len().max(1) as f64
-        };
-        let total_ms = Spread::of(figures.iter().map(|token| token.total_ms));
         let layers = &model.folder().manifest().layers;
         let dense: u64 = layers.iter().map(|layer| layer.multiply_adds()).sum();
         let tokens = ffn.tokens / layers.len().max(1) as u64;
+        let selector = model.plan().selector;
+        let has_times = selector.is_dip() || !selector.has_density();
         Self {
             name,
             series,
+            selector: selector.name(),
             memory,
             nll,
             perplexity: nll.map(f64::exp),
             loss: None,
             dram_bytes: model.plan().weight_bytes,
-            bytes_per_token: mean(&|token| token.bytes_read),
-            hit_rate: ffn.hit_rate(),
             multiply_adds: ffn.multiply_adds as f64 / (dense * tokens).max(1) as f64,
+            decoded: has_times.then(|| Decoded::of(figures, ffn)),
+        }
+    }
+
+    fn is_dense(&self) -> bool {
+        self.selector == SelectorKind::Dense.name()
+    }
+
+    fn tokens_per_s(&self) -> Option<f64> {
+        self.decoded.as_ref().map(|decoded| decoded.tokens_per_s)
+    }
+}
+
+impl Decoded {
+    fn of(figures: &[TokenFigures], ffn: &FfnStats) -> Self {
+        let mean = |of: &dyn Fn(&TokenFigures) -> f64| {
+            figures.iter().map(of).sum::<f64>() / figures.len().max(1) as f64
+        };
+        let total_ms = Spread::of(figures.iter().map(|token| token.total_ms));
+        Self {
+            bytes: mean(&|token| token.bytes_read),
+            hit_rate: ffn.hit_rate(),
             total_ms,
             tokens_per_s: 1000.0 / total_ms.median,
             simulated: SimulatedMs {
@@ -102,17 +127,18 @@ impl Point {
 impl Frontier {
     /// Sets every point beside dense, and names the best.
     pub(crate) fn judge(&mut self) {
-        let dense = self.points.first().and_then(|point| point.nll);
+        let dense = self.points.iter().find(|point| point.is_dense());
+        let dense = dense.and_then(|dense| dense.nll);
         for point in &mut self.points {
             let ratio = dense.zip(point.nll).map(|(dense, nll)| (nll - dense).exp());
             point.loss = ratio.map(|ratio| ratio - 1.0);
         }
-        let good = self.points.iter().filter(|point| {
-            let loss = point.loss;
-            loss.is_some_and(|loss| loss <= self.max_ppl_loss)
+        let good = self.points.iter().filter_map(|point| {
+            let is_good = point.loss? <= self.max_ppl_loss;
+            Some((point.tokens_per_s()?, point)).filter(|_| is_good)
         });
-        let best = good.max_by(|a, b| a.tokens_per_s.total_cmp(&b.tokens_per_s));
-        self.best = best.map(|point| format!("{}, {}", point.name, point.memory));
+        let best = good.max_by(|(a, _), (b, _)| a.total_cmp(b));
+        self.best = best.map(|(_, point)| format!("{}, {}", point.name, point.memory));
     }
 
     /// What it was measured with, in two lines.
@@ -127,7 +153,7 @@ impl Frontier {
             ),
         };
         format!(
-            "{what}\n{} tokens decoded one by one after {}, cache {}, {}",
+            "{what}\n{} tokens decoded one by one after {}, cache {}, {}; one process, budgets as planned",
             self.tokens, self.warmup_tokens, self.cache_policy, self.reads
         )
     }
@@ -139,12 +165,16 @@ impl Frontier {
             true => Axis::new("perplexity above dense, %", Scale::Linear),
             false => Axis::new("multiply-adds of the FFN, % of dense", Scale::Linear),
         };
-        let lines = |of: fn(&Point) -> f64| -> Vec<Line> {
+        let lines = |of: fn(&Decoded) -> f64| -> Vec<Line> {
             let mut lines: Vec<Line> = Vec::new();
-            for point in &self.points {
+            let measured = self.points.iter().filter_map(|point| {
+                let decoded = point.decoded.as_ref();
+                Some((point, decoded?))
+            });
+            for (point, decoded) in measured {
                 let mark = Mark {
                     x: 100.0 * point.loss.unwrap_or(point.multiply_adds),
-                    y: of(point),
+                    y: of(decoded),
                     range: None,
                 };
                 match lines.iter_mut().find(|line| line.name == point.series) {
@@ -164,11 +194,11 @@ impl Frontier {
             panels: vec![
                 Panel {
                     y: Axis::new("tokens/s", Scale::Linear),
-                    lines: lines(|point| point.tokens_per_s),
+                    lines: lines(|decoded| decoded.tokens_per_s),
                 },
                 Panel {
                     y: Axis::new("MB read per token", Scale::Linear),
-                    lines: lines(|point| point.bytes_per_token / 1e6),
+                    lines: lines(|decoded| decoded.bytes / 1e6),
                 },
             ],
         }
@@ -181,19 +211,26 @@ impl fmt::Display for Point {
         let or_dash = |value: Option<String>| value.unwrap_or("-".to_owned());
         write!(
             f,
-            "| {} | {} | {} | {} | {:.2} | {:.1} % | {:.1} | {:.1} % | {:.2} | {:.1} | {:.1} / {:.1} |",
+            "| {} | {} | {} | {} | {:.1} | {:.1} % |",
             self.name,
             self.memory,
             or_dash(self.perplexity.map(|value| format!("{value:.3}"))),
             or_dash(self.loss.map(|loss| format!("{:+.2} %", 100.0 * loss))),
-            self.bytes_per_token / 1e6,
-            100.0 * self.hit_rate,
             self.dram_bytes as f64 / 1e6,
             100.0 * self.multiply_adds,
-            self.total_ms,
-            self.tokens_per_s,
-            self.simulated.max,
-            self.simulated.sum,
+        )?;
+        let Some(decoded) = &self.decoded else {
+            return write!(f, " - | - | - | - | - |");
+        };
+        write!(
+            f,
+            " {:.2} | {:.1} % | {:.2} | {:.1} | {:.1} / {:.1} |",
+            decoded.bytes / 1e6,
+            100.0 * decoded.hit_rate,
+            decoded.total_ms,
+            decoded.tokens_per_s,
+            decoded.simulated.max,
+            decoded.simulated.sum,
         )
     }
 }
@@ -204,7 +241,7 @@ impl fmt::Display for Frontier {
         writeln!(f, "{}\n", self.machine)?;
         writeln!(
             f,
-            "| selector | budget | perplexity | loss | MB/token | hits | MB in DRAM | multiply-adds | ms (min..max) | tokens/s | \
+            "| selector | budget | perplexity | loss | MB in DRAM | multiply-adds | MB read/token | hits | ms (min..max) | tokens/s | \
              SIMULATED ms, max / sum |\n|---|---|---|---|---|---|---|---|---|---|---|"
         )?;
         for point in &self.points {

@@ -42,7 +42,9 @@ pub(super) struct Settings {
     pub(super) ctx: usize,
     /// Density and what goes with it, of selectors that have one.
     pub(super) dip: Option<String>,
-    /// What follows changes nothing but what is read, with every other selector.
+    /// crc32c of the slots of all caches, where they decide what is selected.
+    pub(super) caches: Option<u32>,
+    /// What follows changes nothing but what is read.
     pub(super) memory: Option<String>,
     pub(super) slots: Option<usize>,
     pub(super) window: Option<usize>,
@@ -281,6 +283,7 @@ mod tests {
             predictors: Some(9),
             special_tokens: false,
             dip: None,
+            caches: None,
             ctx: 64,
             memory: Some("60%".to_owned()),
             slots: None,

@@ -139,6 +139,11 @@ pub(super) fn settings(
     );
     let has_density = options.selector.is_some_and(SelectorKind::has_density);
     let predictors = opened.folder.predictors_path();
+    let plan = plan(&opened.folder, options)?;
+    let caches = format!(
+        "{:?} {:?}",
+        plan.slots_per_layer, plan.channel_slots_per_layer
+    );
     Ok(Settings {
         wick_results: Settings::VERSION,
         wick_version: env!("CARGO_PKG_VERSION"),
@@ -147,7 +152,8 @@ pub(super) fn settings(
         predictors: predictors.map(file_crc32c).transpose()?,
         special_tokens,
         dip: has_density.then(|| format!("{:?}", options.dip)),
-        ctx: plan(&opened.folder, options)?.ctx,
+        caches: (plan.selector == SelectorKind::DipCa).then(|| crc32c::crc32c(caches.as_bytes())),
+        ctx: plan.ctx,
         memory: options.memory.map(|memory| memory.to_string()),
         slots: options.slots_per_layer,
         window: options.window_tokens,

@@ -73,7 +73,17 @@ impl Adapter {
             if is_a {
                 let target = target(model, module, &path)?;
                 let pair = Pair::new(a, b, &source, model, &target)?;
-                pairs.insert(target, pair);
+                if pair.rank as f64 != config.rank {
+                    let problem = format!(
+                        "holds `{name}` of rank {}, and {CONFIG_FILE} says {}",
+                        pair.rank, config.rank
+                    );
+                    return Err(ConvertError::checkpoint(&path, problem));
+                }
+                if pairs.insert(target.clone(), pair).is_some() {
+                    let problem = format!("changes `{target}` twice");
+                    return Err(ConvertError::checkpoint(&path, problem));
+                }
             }
         }
         if pairs.is_empty() {
@@ -123,6 +133,7 @@ impl Pair {
             let got = format!("of shape {:?}", weight.shape);
             return Err(model.wrong(weight, got, "a matrix, as the adapter changes it"));
         };
+        model.dtype(weight)?;
         let rank = a.rows();
         for (tensor, expected) in [(&a, [rank.max(1), input]), (&b, [out, rank])] {
             source.dtype(tensor)?;
@@ -137,6 +148,8 @@ impl Pair {
 
 /// What of the config counts.
 struct Config {
+    /// Of every pair.
+    rank: f64,
     scaling: f32,
 }
 
@@ -196,6 +209,7 @@ impl Config {
             rank
         };
         Ok(Self {
+            rank,
             scaling: (alpha / divisor) as f32,
         })
     }

@@ -1,7 +1,7 @@
 //! A LoRA adapter merged into the checkpoint that it was trained on: `W + scaling * B A`, a new checkpoint.
 //!
 //! The new folder has the checkpoint's config and tokenizer, and all weights in one `model.safetensors`, each in the dtype that it is
-//! stored in; sums are f32, rounded once. Matrices are streamed, whatever their size. The weights come last: a folder without them is no
+//! stored in; sums are f32, rounded once. Tensors are streamed, some rows at a time. The weights come last: a folder without them is no
 //! checkpoint.
 //!
 //! Not here: training adapters, and what an adapter may be (`adapter`).
@@ -19,7 +19,7 @@ use crate::config::CONFIG_FILE;
 use crate::convert::copies;
 use crate::meter::Meter;
 use crate::output::{read_pieces, refuse_inside, OutputFile, OutputFolder};
-use crate::source::{file_name, Shards, SourceFolder, SourceTensor};
+use crate::source::{file_name, read_text, Shards, SourceFolder, SourceTensor};
 use crate::transcode::narrow;
 use crate::{ConvertError, ConvertProgress};
 
@@ -61,18 +61,36 @@ pub fn apply(
     let source = SourceFolder::open(&found, str::to_owned)?;
     let adapter = Adapter::open(adapter, &source)?;
     let mut copied = vec![folder.join(CONFIG_FILE)];
-    if !copied[0].is_file() {
-        return Err(ConvertError::checkpoint(&copied[0], "does not exist"));
-    }
+    refuse_quantised(&copied[0])?;
     copied.extend(copies(folder)?.into_iter().map(|(path, _)| path));
     refuse_inside(model, out)?;
     refuse_used(out)?;
     let merge = Merge::plan(source, adapter)?;
     let output = OutputFolder::open(out)?;
     let meter = Meter::new(progress, merge.layout.total_bytes());
-    merge
-        .write(&copied, &output, &meter)
-        .inspect_err(|_| output.undo())
+    merge.write(&copied, &output, &meter).inspect_err(|_| {
+        // The folder was empty: what is in it is of this run, and in the way of the next one.
+        for path in &copied {
+            let _may_stay = output.remove_file(&file_name(path));
+        }
+        output.undo();
+    })
+}
+
+/// Refuses the checkpoint of this config when its weights are stored with scales beside them.
+fn refuse_quantised(config: &Path) -> Result<(), ConvertError> {
+    let problem = match serde_json::from_str::<serde_json::Value>(&read_text(config)?) {
+        Err(error) => format!("is no JSON: {error}"),
+        Ok(json)
+            if json
+                .get("quantization_config")
+                .is_some_and(|value| !value.is_null()) =>
+        {
+            "has a quantization_config, and adapters are merged into plain weights".to_owned()
+        }
+        Ok(_) => return Ok(()),
+    };
+    Err(ConvertError::checkpoint(config, problem))
 }
 
 /// Refuses a folder that has something in it.
@@ -116,6 +134,7 @@ impl Merge {
                     StoredDtype::from(dtype),
                     &tensor.shape,
                 )),
+                Err(what) if name.ends_with(".weight") => return Err(what),
                 Err(_) => left_out.push(name.to_owned()),
             }
         }

@@ -23,6 +23,9 @@ use crate::stats::Clock;
 use crate::var_builder::{lock, FlashVarBuilder};
 use crate::workspace::{sized, Workspace, CHUNK_TOKENS_MAX};
 
+/// Stands for a gamma of 0: what is in memory comes first, and the rest still by size.
+const GAMMA_MIN: f32 = 1e-30;
+
 /// One layer.
 pub(crate) struct DipLayer {
     /// The layer's place in the manifest.
@@ -78,7 +81,7 @@ impl DipLayer {
             channels: columns(ColumnKind::Channel)?,
             downs: columns(ColumnKind::Down)?,
             keep,
-            gamma: (selector == SelectorKind::DipCa).then_some(dip.gamma as f32),
+            gamma: (selector == SelectorKind::DipCa).then_some((dip.gamma as f32).max(GAMMA_MIN)),
             dense_prompt: dip.dense_prompt,
             gate_bias: optional_values(folder, &layer.gate_bias, ffn)?,
             up_bias: optional_values(folder, &layer.up_bias, ffn)?,

@@ -1,4 +1,5 @@
-//! How much dip keeps: one density for a model, split between what goes into a layer's matrices and what goes into its down.
+//! How much the selectors with a density keep. Dip splits it between what goes into a layer's first matrices and what goes into its
+//! down.
 //!
 //! Not here: which values are kept (`mask`).
 
@@ -9,7 +10,7 @@ use crate::selector_kind::SelectorKind;
 /// Slope and offset of the published fit: the share of kept inputs, in logits, for a density in logits.
 const FIT: [f64; 2] = [0.984_993_07, 0.299_764_78];
 
-/// What the selectors `dip` and `dip-ca` are told.
+/// What `dip`, `dip-ca` and the selectors that they are compared with are told.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DipOptions {
     /// Share of a layer's FFN weights that a token is multiplied with; above 0, at most 1.
