@@ -224,7 +224,7 @@ impl Bench<'_> {
             duel.champion_ms,
             champion.settings,
             if duel.is_won {
-                "taken"
+                "ahead"
             } else {
                 "not faster beyond noise"
             }

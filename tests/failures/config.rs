@@ -8,7 +8,7 @@ use serde_json::{json, Value};
 use tempfile::TempDir;
 
 use super::convert::Place;
-use super::{converted, edit_json, fixture, refused, replace_listed, text};
+use super::{complete_folder, converted, edit_json, fixture, refused, replace_listed, text};
 
 const LLAMA_SIZES: [&str; 8] = [
     "num_hidden_layers",
@@ -226,5 +226,35 @@ fn a_config_edited_after_the_conversion() {
         refused(&run, &["config.json", "xxh3"]);
         fs::remove_file(folder.path().join("config.json")).unwrap();
         refused(&run, &["config.json"]);
+    }
+}
+
+#[test]
+fn a_manifest_that_takes_the_gate_away_or_is_no_file() {
+    for (name, gate) in [
+        ("llama-2-silu", Value::Null),
+        ("opt-pre-ln", json!("x.weight")),
+    ] {
+        let folder = complete_folder(name, false);
+        let path = folder.path().join("wick.json");
+        let run = ["run", text(folder.path()), "--ids", "1,2", "-n", "1"];
+        let original = fs::read(&path).unwrap();
+        edit_json(&path, |manifest| {
+            for layer in manifest["layers"].as_array_mut().unwrap() {
+                layer["gate"] = gate.clone();
+            }
+        });
+        refused(&run, &[]);
+        fs::write(&path, original).unwrap();
+        let large = fs::File::create(&path).unwrap();
+        large.set_len(65 << 20).unwrap();
+        refused(&run, &["wick.json", "too many"]);
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        refused(&run, &["wick.json", "not a plain file"]);
+        fs::remove_file(&path).unwrap();
+        let fifo = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(fifo.unwrap().success());
+        refused(&run, &["wick.json", "not a plain file"]);
     }
 }

@@ -291,6 +291,14 @@ fn each_list_has_a_number_a_layer_and_no_nan() {
             assert!(error.contains("other.safetensors"), "{error}");
             assert!(error.contains(&format!("\"{key}\"")), "{error}");
         }
+        // A threshold is any number.
+        let shares = ["-0.1", "1.5", "inf"];
+        for share in shares.iter().filter(|_| key != "thresholds") {
+            let mut file = honest.clone();
+            say(&mut file, key, &(numbers(count - 1) + " " + share));
+            let error = load(case.with(&file)).err().unwrap();
+            assert!(error.contains("no share"), "{key} {share}: {error}");
+        }
         let mut file = honest.clone();
         file.metadata.remove(key).unwrap();
         let error = load(case.with(&file)).err().unwrap();

@@ -44,6 +44,9 @@ pub trait ModelConfig {
     /// Decoder layers.
     fn num_hidden_layers(&self) -> usize;
 
+    /// Whether its FFNs have a gate.
+    fn is_gated(&self) -> bool;
+
     /// The longest context.
     fn max_position_embeddings(&self) -> usize;
 

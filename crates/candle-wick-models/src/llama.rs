@@ -166,6 +166,10 @@ impl ModelConfig for LlamaConfig {
         self.num_hidden_layers
     }
 
+    fn is_gated(&self) -> bool {
+        true
+    }
+
     fn max_position_embeddings(&self) -> usize {
         self.max_position_embeddings
             .unwrap_or(match self.model_type {

@@ -92,6 +92,10 @@ impl ModelConfig for OptConfig {
         self.num_hidden_layers
     }
 
+    fn is_gated(&self) -> bool {
+        false
+    }
+
     fn max_position_embeddings(&self) -> usize {
         self.max_position_embeddings
     }

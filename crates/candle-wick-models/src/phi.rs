@@ -100,6 +100,10 @@ impl ModelConfig for PhiConfig {
         self.num_hidden_layers
     }
 
+    fn is_gated(&self) -> bool {
+        false
+    }
+
     fn max_position_embeddings(&self) -> usize {
         self.max_position_embeddings
     }

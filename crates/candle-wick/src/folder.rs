@@ -27,6 +27,9 @@ use crate::stored::{StoredMatrix, StreamRing};
 
 pub use wick_format::{MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE};
 
+/// A longer manifest is none: a model of 1000 layers has one of 1 MB.
+const MANIFEST_BYTES_MAX: u64 = 64 << 20;
+
 /// Opens a safetensors file and reads which tensors it has, and what it says of itself.
 ///
 /// # Errors
@@ -427,7 +430,7 @@ pub(crate) fn is_auxiliary(name: &str) -> bool {
 
 fn read_manifest(folder: &Path) -> Result<Manifest> {
     let path = folder.join(MANIFEST_FILE);
-    let json = match std::fs::read_to_string(&path) {
+    let json = match read_plain_text(&path) {
         Ok(json) => json,
         Err(_) if !path.exists() => {
             return Err(Error::Folder {
@@ -438,6 +441,19 @@ fn read_manifest(folder: &Path) -> Result<Manifest> {
         Err(source) => return Err(Error::Open { path, source }),
     };
     Manifest::parse(&json).map_err(|source| Error::Format { path, source })
+}
+
+/// A text file of at most [`MANIFEST_BYTES_MAX`]; neither a pipe, which would be waited for, nor a device, which has no end.
+fn read_plain_text(path: &Path) -> io::Result<String> {
+    let metadata = std::fs::metadata(path)?;
+    if !metadata.is_file() {
+        return Err(io::Error::other("not a plain file"));
+    }
+    if metadata.len() > MANIFEST_BYTES_MAX {
+        let reason = format!("{} bytes, too many for a manifest", metadata.len());
+        return Err(io::Error::other(reason));
+    }
+    std::fs::read_to_string(path)
 }
 
 /// Why there is no manifest at `folder`, and what to do.

@@ -225,7 +225,7 @@ impl NeuronCache {
         let longest = match self.window_tokens {
             // Nobody stays.
             Some(0) => RING_PART_NEURONS,
-            _ => (self.slot_count() / 8).clamp(64, RING_PART_NEURONS),
+            _ => (self.slot_count() / 8).clamp(32, RING_PART_NEURONS),
         };
         let overflow = selection.len() - self.slot_count();
         let part_slots = overflow

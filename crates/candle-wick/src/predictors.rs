@@ -109,7 +109,16 @@ impl PredictorMetadata {
                     "metadata \"{key}\": {got} numbers for {layers} layers, or a NaN"
                 ));
             }
-            Ok(values)
+            let is_share = key != "thresholds";
+            match values
+                .iter()
+                .find(|value| is_share && !(0.0..=1.0).contains(*value))
+            {
+                Some(value) => Err(format!(
+                    "metadata \"{key}\": {value} is no share, from 0 to 1"
+                )),
+                None => Ok(values),
+            }
         };
         let list = |key: &str| numbers(key, 1);
         // First of all: of another model, nothing else need fit.

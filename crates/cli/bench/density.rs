@@ -28,6 +28,9 @@ use crate::output;
 use crate::pass::pass;
 use crate::prompt::read_file;
 
+/// Of a block, where nobody asks for another length.
+const CTX_DEFAULT: usize = 512;
+
 #[derive(Args, Debug)]
 pub(crate) struct DensityArgs {
     #[command(flatten)]
@@ -58,9 +61,9 @@ pub(crate) struct DensityArgs {
     #[arg(long, alias = "text", value_name = "FILE")]
     text_file: Option<PathBuf>,
 
-    /// Tokens of a block, each a text of its own
-    #[arg(long, value_name = "TOKENS", value_parser = positive, default_value_t = 512)]
-    ctx: usize,
+    /// Tokens of a block, each a text of its own [default: 512, or the model's longest]
+    #[arg(long, value_name = "TOKENS", value_parser = positive)]
+    ctx: Option<usize>,
 
     /// Score the first COUNT blocks
     #[arg(long, value_name = "COUNT", value_parser = positive, default_value_t = 16)]
@@ -103,6 +106,7 @@ struct Setting {
 struct Bench<'a> {
     args: &'a DensityArgs,
     subject: Subject,
+    ctx: usize,
     /// Of the text; ids that follow no pattern where there is none.
     ids: Vec<u32>,
     /// Mean negative log-probabilities that do not depend on the budget.
@@ -115,8 +119,13 @@ pub(crate) fn run(args: &DensityArgs) -> Result<ExitCode> {
         fs::create_dir_all(out).with_context(|| out.display().to_string())?;
     }
     let subject = Subject::open(&args.subject)?;
+    let ctx = match args.ctx {
+        Some(ctx) => ctx,
+        None => subject.ctx_up_to(CTX_DEFAULT)?,
+    };
     let mut bench = Bench {
-        ids: ids(args, &subject)?,
+        ids: ids(args, &subject, ctx)?,
+        ctx,
         args,
         subject,
         known_nll: BTreeMap::new(),
@@ -153,12 +162,12 @@ pub(crate) fn run(args: &DensityArgs) -> Result<ExitCode> {
 }
 
 /// The text's ids, or as many as there are to decode.
-fn ids(args: &DensityArgs, subject: &Subject) -> Result<Vec<u32>> {
+fn ids(args: &DensityArgs, subject: &Subject, ctx: usize) -> Result<Vec<u32>> {
     let decoded = args.warmup + args.tokens;
     ensure!(
-        decoded <= args.ctx,
+        decoded <= ctx,
         "{decoded} tokens to decode do not fit into a context of {}",
-        args.ctx
+        ctx
     );
     let Some(path) = &args.text_file else {
         ensure!(
@@ -176,11 +185,11 @@ fn ids(args: &DensityArgs, subject: &Subject) -> Result<Vec<u32>> {
         false => tokenizer.encode(&text)?,
     };
     ensure!(
-        ids.len() >= args.ctx,
+        ids.len() >= ctx,
         "{} has {} tokens, fewer than a block of {}",
         path.display(),
         ids.len(),
-        args.ctx
+        ctx
     );
     Ok(ids)
 }
@@ -246,7 +255,7 @@ impl Bench<'_> {
         LoadOptions {
             selector: Some(setting.selector),
             dip: setting.dip,
-            ..self.subject.options(setting.memory, self.args.ctx)
+            ..self.subject.options(setting.memory, self.ctx)
         }
     }
 
@@ -299,7 +308,7 @@ impl Bench<'_> {
         if let (false, Some(nll)) = (depends_on_memory, self.known_nll.get(&name)) {
             return Ok(Some(*nll));
         }
-        let blocks = Blocks::cut(&self.ids, self.args.ctx, self.args.blocks)?;
+        let blocks = Blocks::cut(&self.ids, self.ctx, self.args.blocks)?;
         let mut sum = 0.0;
         for block in blocks.iter() {
             sum += block_nll(model, block)?;
@@ -324,7 +333,7 @@ impl Bench<'_> {
                 .as_ref()
                 .map(|path| path.display().to_string()),
             blocks: self.args.blocks,
-            block_tokens: self.args.ctx,
+            block_tokens: self.ctx,
             tokens: self.args.tokens,
             warmup_tokens: self.args.warmup,
             cache_policy: self.args.subject.cache_policy.name(),

@@ -151,7 +151,7 @@ pub(super) fn settings(
         model: crc32c::crc32c(opened.folder.manifest().to_json().as_bytes()),
         predictors: predictors.map(file_crc32c).transpose()?,
         special_tokens,
-        dip: has_density.then(|| format!("{:?}", options.dip)),
+        dip: has_density.then(|| options.dip.to_string()),
         caches: (plan.selector == SelectorKind::DipCa).then(|| crc32c::crc32c(caches.as_bytes())),
         ctx: plan.ctx,
         memory: options.memory.map(|memory| memory.to_string()),

@@ -203,11 +203,16 @@ impl Config {
                 .ok_or_else(|| refuse(format!("has no \"{key}\" above zero")))
         };
         let (alpha, rank) = (number("lora_alpha")?, number("r")?);
-        let divisor = if is_on("use_rslora") {
-            rank.sqrt()
-        } else {
-            rank
-        };
+        let is_rooted = config
+            .get("use_rslora")
+            .is_some_and(|value| !is_nothing(value));
+        if is_rooted && config["use_rslora"] != Value::Bool(true) {
+            let value = &config["use_rslora"];
+            return Err(refuse(format!(
+                "has \"use_rslora\": {value}, neither true nor false"
+            )));
+        }
+        let divisor = if is_rooted { rank.sqrt() } else { rank };
         Ok(Self {
             rank,
             scaling: (alpha / divisor) as f32,

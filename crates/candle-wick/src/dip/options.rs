@@ -3,6 +3,8 @@
 //!
 //! Not here: which values are kept (`mask`).
 
+use std::fmt;
+
 use crate::error::{Error, Result};
 use crate::pruning::Pruning;
 use crate::selector_kind::SelectorKind;
@@ -30,6 +32,17 @@ impl Default for DipOptions {
             gamma: 0.2,
             dense_prompt: false,
         }
+    }
+}
+
+impl fmt::Display for DipOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let prompt = if self.dense_prompt {
+            ", dense prompt"
+        } else {
+            ""
+        };
+        write!(f, "density {}, gamma {}{prompt}", self.density, self.gamma)
     }
 }
 
