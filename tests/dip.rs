@@ -364,7 +364,7 @@ fn budgets_count_both_caches() {
     assert_eq!(all.slots_per_layer, vec![layer.intermediate_size; 3]);
     assert_eq!(all.channel_slots_per_layer, vec![layer.hidden_size; 3]);
     let bytes = |plan: &candle_wick::BudgetPlan| {
-        let line = plan.lines.iter().find(|line| line.label == "neuron slots");
+        let line = plan.lines.iter().find(|line| line.label == "slots");
         line.unwrap().bytes
     };
     let strides = layer.column_strides.unwrap();

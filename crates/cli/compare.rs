@@ -230,7 +230,7 @@ impl Comparison {
             return format!("{text}\nthe same {count} tokens\n");
         };
         text.push_str(&format!(
-            "\n{} equal tokens, then the first difference, [[marked]] above:\n{:<24}{:>10}{:>10}\n",
+            "\n{} equal tokens, then the first difference, marked above:\n{:<24}{:>10}{:>10}\n",
             self.equal_tokens, "", self.dense.selector, self.sparse.selector
         ));
         for token in [dense, sparse] {

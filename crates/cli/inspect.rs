@@ -138,18 +138,7 @@ impl Inspection {
             });
         }
         let layers = layers(folder, predictors);
-        // How many, how long and how far apart.
-        let records = layers.iter().flat_map(|layer| {
-            let columns = layer.columns.iter();
-            let columns = columns.map(|kind| (kind.count, kind.record_bytes, kind.stride_bytes));
-            let count = layer.intermediate_size;
-            columns.chain([(count, layer.record_bytes, layer.stride_bytes)])
-        });
-        let (mut ffn_bytes, mut ffn_padding_bytes) = (0, 0);
-        for (count, record_bytes, stride_bytes) in records {
-            ffn_bytes += (count * stride_bytes) as u64;
-            ffn_padding_bytes += (count * (stride_bytes - record_bytes)) as u64;
-        }
+        let (ffn_bytes, ffn_padding_bytes) = record_bytes(&layers);
         let (io_mode, io_alignment_bytes) = match folder.io_mode() {
             IoMode::Direct { alignment_bytes } => ("direct", alignment_bytes),
             IoMode::Buffered => ("buffered", 1),
@@ -180,6 +169,21 @@ impl Inspection {
             files,
         })
     }
+}
+
+/// Bytes of all records, and what of them is padding.
+fn record_bytes(layers: &[Layer]) -> (u64, u64) {
+    // How many, how long and how far apart.
+    let records = layers.iter().flat_map(|layer| {
+        let columns = layer.columns.iter();
+        let columns = columns.map(|kind| (kind.count, kind.record_bytes, kind.stride_bytes));
+        let count = layer.intermediate_size;
+        columns.chain([(count, layer.record_bytes, layer.stride_bytes)])
+    });
+    records.fold((0, 0), |(bytes, padding), (count, record, stride)| {
+        let more = (count * (stride - record)) as u64;
+        (bytes + (count * stride) as u64, padding + more)
+    })
 }
 
 fn layers(folder: &FlashFolder, predictors: Option<&PredictorMetadata>) -> Vec<Layer> {

@@ -29,7 +29,7 @@ fn budgets_below_the_floor() {
             "1048576 bytes",
             "process",
             "KV cache",
-            "neuron slots",
+            "pass of slots",
         ];
         refused(&with("1MiB"), &parts);
         refused(
@@ -38,7 +38,7 @@ fn budgets_below_the_floor() {
                 "below the floor of",
                 "bytes",
                 "norms and biases",
-                "neuron slots",
+                "pass of slots",
             ],
         );
         refused(&with("1"), &["a budget of 1 B (1 bytes)"]);

@@ -1,11 +1,11 @@
 //! The budget: what is kept in DRAM, decided before anything is loaded.
 //!
 //! `Memory::Bytes` bounds the peak of the whole process, page tables included; `Memory::Percent` bounds the weights in
-//! DRAM (resident tensors, predictors, neuron slots), and the sum with everything else is the contract then.
+//! DRAM (resident tensors, predictors, slots), and the sum with everything else is the contract then.
 //!
 //! What a process has already (code, tokenizer, threads), vectors, predictors, KV, scratch, the stream ring and the
 //! page tables of all that come first; then one pass of slots for each layer. The head, then attention matrices,
-//! stay on flash when they do not fit beside that. What is left over becomes neuron slots, shared out by the layers'
+//! stay on flash when they do not fit beside that. What is left over becomes slots, shared out by the layers'
 //! need.
 //!
 //! Invariants:
