@@ -10,7 +10,7 @@ use candle_wick_models::{score_continuations, Continuation, LoadOptions, LoadedM
 use tempfile::TempDir;
 
 use crate::exactness::fingerprint;
-use crate::support::{converted_to, expected, fixture, ConvertArgs};
+use crate::support::{converted_to, expected, fixture, largest, ConvertArgs};
 
 const LLAMA: &str = "llama-2-silu";
 /// Models whose FFN has no gate.
@@ -234,11 +234,9 @@ fn a_dense_prompt_keeps_everything_and_the_next_token_does_not() {
 
 /// Magnitudes of `values`, the `count` largest kept and the others zero.
 fn kept(values: &[f32], count: usize) -> Vec<f32> {
-    let mut order: Vec<usize> = (0..values.len()).collect();
-    order.sort_by(|a, b| values[*b].abs().total_cmp(&values[*a].abs()));
     let mut kept = vec![0.0; values.len()];
-    for number in &order[..count] {
-        kept[*number] = values[*number];
+    for number in largest(values, count) {
+        kept[number] = values[number];
     }
     kept
 }

@@ -263,23 +263,31 @@ fn perplexity_goes_on_from_its_results() {
     );
 }
 
+/// One block of the text is scored, and kept in `results`.
+fn kept_block<'a>(folder: &'a Path, file: &'a Path, results: &'a Path) -> [&'a str; 11] {
+    let [folder, file, results] = [folder, file, results].map(text);
+    [
+        "eval",
+        "ppl",
+        folder,
+        "--text-file",
+        file,
+        "--ctx",
+        "24",
+        "--blocks",
+        "1",
+        "--results",
+        results,
+    ]
+}
+
 /// Scores of other predictors, of which only a tensor's values differ, and those of other instructions are other scores.
 #[test]
 fn results_are_of_these_predictors_and_these_instructions() {
     let (folder, file) = (demo(), heldout());
     let place = tempfile::tempdir().unwrap();
     let [results, other] = ["results.jsonl", "other"].map(|name| place.path().join(name));
-    let words = [
-        &[
-            "eval",
-            "ppl",
-            text(folder.path()),
-            "--text-file",
-            text(&file),
-        ][..],
-        &["--ctx", "24", "--blocks", "1", "--results", text(&results)],
-    ]
-    .concat();
+    let words = kept_block(folder.path(), &file, &results);
     let first = json(&words);
     let kept = std::fs::read(&results).unwrap();
     let mut bytes = std::fs::read(folder.path().join("predictors.safetensors")).unwrap();
@@ -293,7 +301,7 @@ fn results_are_of_these_predictors_and_these_instructions() {
     refused(&elsewhere, &["results.jsonl", "another predictors"]);
     let mut scalar = Command::new(env!("CARGO_BIN_EXE_wick"));
     let output = scalar
-        .args(&words)
+        .args(words)
         .env("WICK_ISA", "scalar")
         .output()
         .unwrap();
@@ -310,17 +318,7 @@ fn settings_that_were_cut_short_are_written_again() {
     let place = tempfile::tempdir().unwrap();
     let results = place.path().join("results.jsonl");
     std::fs::write(&results, "{\"wick_results\":2,\"wick_ver").unwrap();
-    let words = [
-        &[
-            "eval",
-            "ppl",
-            text(folder.path()),
-            "--text-file",
-            text(&file),
-        ][..],
-        &["--ctx", "24", "--blocks", "1", "--results", text(&results)],
-    ]
-    .concat();
+    let words = kept_block(folder.path(), &file, &results);
     let output = wick(&words);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");

@@ -10,7 +10,7 @@ use candle_wick_models::{LoadOptions, LoadedModel};
 use tempfile::TempDir;
 
 use crate::exactness::fingerprint;
-use crate::support::{converted_to, expected, fixture, ConvertArgs};
+use crate::support::{converted_to, expected, fixture, largest, ConvertArgs};
 
 const LLAMA: &str = "llama-2-silu";
 const PRUNING: [SelectorKind; 4] = [
@@ -66,14 +66,6 @@ fn a_density_of_one_is_dense_and_memory_never_counts() {
         assert!(pruned != dense, "{selector}: something is left out");
         assert!(bits(selector, 0.8, Some(9)) == pruned, "{selector}");
     }
-}
-
-/// The positions of the `count` largest of `values`.
-fn largest(values: &[f32], count: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..values.len()).collect();
-    order.sort_by(|a, b| values[*b].abs().total_cmp(&values[*a].abs()));
-    order.truncate(count);
-    order
 }
 
 /// The FFN as candle computes it, with what is left out at zero, against the layer.

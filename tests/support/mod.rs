@@ -65,6 +65,14 @@ pub fn converted_to(source: &Path, args: &ConvertArgs, layout: Layout) -> tempfi
     out
 }
 
+/// The positions of the `count` largest of `values`, by size.
+pub fn largest(values: &[f32], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|a, b| values[*b].abs().total_cmp(&values[*a].abs()));
+    order.truncate(count);
+    order
+}
+
 /// Options for a selector, everything else as by default.
 pub fn options(selector: SelectorKind, memory: Option<Memory>) -> LoadOptions {
     LoadOptions {

@@ -7,13 +7,12 @@
 use std::sync::{Arc, Mutex};
 
 use candle::{Module, Tensor};
-use wick_format::ColumnKind;
 
 use crate::column_cache::ColumnCache;
 use crate::error::{Error, Result};
 use crate::matrix::Matrix;
 use crate::neurons::Rows;
-use crate::rows::map_rows;
+use crate::rows::{add_bias, map_rows};
 use crate::selection::{all_of, Selection};
 use crate::stats::Clock;
 use crate::var_builder::{ffn_matrix, lock, FlashVarBuilder};
@@ -110,13 +109,7 @@ impl FlashLinear {
         let (in_dim, out_dim) = (self.weight.in_dim(), self.weight.out_dim());
         map_rows(x, in_dim, out_dim, |tokens, x| {
             let mut y = product(tokens, x)?;
-            if let Some(bias) = &self.bias {
-                for row in y.chunks_mut(out_dim.max(1)) {
-                    row.iter_mut()
-                        .zip(bias.iter())
-                        .for_each(|(y, bias)| *y += bias);
-                }
-            }
+            add_bias(&mut y, self.bias.as_deref());
             Ok(y)
         })
     }
@@ -160,10 +153,7 @@ impl Columns {
         let index = layers.position(|other| other.prefix == layer.prefix);
         let index = index.expect("it is one of them");
         let (kind, matrix) = part.in_columns(layer);
-        let slots = match kind {
-            ColumnKind::Channel => placement.channel_slots(index),
-            ColumnKind::Down => placement.slots_per_layer[index],
-        };
+        let slots = placement.column_slots(kind, index);
         let Some(layout) = layer.column_layout(kind) else {
             return Ok(None);
         };

@@ -31,7 +31,7 @@ use crate::neuron_cache::NeuronCache;
 use crate::neurons::{LayerNeurons, Rows};
 use crate::predictor_kind::PredictorInput;
 use crate::residuals::Residuals;
-use crate::rows::{check_width, with_f32};
+use crate::rows::{add_bias, check_width, with_f32};
 use crate::selector::Selector;
 use crate::step::{Inputs, Step};
 use crate::var_builder::{lock, FlashVarBuilder, Switches};
@@ -434,11 +434,6 @@ impl Shared {
     }
 
     pub(crate) fn add_down_bias(&self, y: &mut [f32]) {
-        let Some(bias) = &self.neurons.down_bias else {
-            return;
-        };
-        for row in y.chunks_mut(bias.len()) {
-            row.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
-        }
+        add_bias(y, self.neurons.down_bias.as_deref());
     }
 }

@@ -45,3 +45,13 @@ pub(crate) fn with_f32<T>(x: &Tensor, f: impl FnOnce(&[f32]) -> Result<T>) -> Re
     let start = layout.start_offset();
     f(&values[start..start + layout.shape().elem_count()])
 }
+
+/// Adds `bias`, where there is one, to each of the rows, which are as long.
+pub(crate) fn add_bias(rows: &mut [f32], bias: Option<&[f32]>) {
+    let Some(bias) = bias else {
+        return;
+    };
+    for row in rows.chunks_mut(bias.len().max(1)) {
+        row.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+    }
+}

@@ -96,10 +96,15 @@ impl Placement {
         }
     }
 
-    /// Slots for channels of layer `index`.
-    pub(crate) fn channel_slots(&self, index: usize) -> usize {
-        let slots = self.channel_slots_per_layer.get(index);
-        slots.copied().unwrap_or(COLUMN_SLOTS_MIN)
+    /// Slots for columns of this kind in layer `index`.
+    pub(crate) fn column_slots(&self, kind: ColumnKind, index: usize) -> usize {
+        match kind {
+            ColumnKind::Channel => {
+                let slots = self.channel_slots_per_layer.get(index);
+                slots.copied().unwrap_or(COLUMN_SLOTS_MIN)
+            }
+            ColumnKind::Down => self.slots_per_layer[index],
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use anyhow::{ensure, Context, Result};
 use candle_wick::{DipOptions, Memory, SelectorKind};
-use candle_wick_models::{block_nll, Blocks, LoadOptions, LoadedModel, WickTokenizer};
+use candle_wick_models::{block_nll, Blocks, LoadOptions, LoadedModel};
 use clap::Args;
 
 use super::decode::describe;
@@ -177,8 +177,7 @@ fn ids(args: &DensityArgs, subject: &Subject, ctx: usize) -> Result<Vec<u32>> {
         // Below any vocabulary's size.
         return Ok((3..1003).cycle().step_by(7).take(decoded).collect());
     };
-    let tokenizer = WickTokenizer::load(subject.folder.path())?
-        .context("no tokenizer in this folder, so --text-file has no meaning")?;
+    let tokenizer = subject.tokenizer()?;
     let text = read_file(path)?;
     let ids = match args.no_bos {
         true => tokenizer.encode_bare(&text)?,

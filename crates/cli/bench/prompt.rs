@@ -13,7 +13,6 @@ use std::process::ExitCode;
 
 use anyhow::{ensure, Context, Result};
 use candle_wick::Memory;
-use candle_wick_models::WickTokenizer;
 use clap::Args;
 use serde::Serialize;
 
@@ -196,8 +195,7 @@ fn ids(args: &PromptArgs, subject: &Subject) -> Result<Vec<u32>> {
         // Below any vocabulary's size.
         return Ok((3..1003).collect());
     };
-    let tokenizer = WickTokenizer::load(subject.folder.path())?
-        .context("no tokenizer in this folder, so --text-file has no meaning")?;
+    let tokenizer = subject.tokenizer()?;
     let ids = tokenizer.encode(&read_file(path)?)?;
     ensure!(!ids.is_empty(), "{} has no tokens", path.display());
     Ok(ids)

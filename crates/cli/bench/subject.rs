@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use candle_wick::{BudgetPlan, CachePolicy, FlashFolder, IoOptions, Memory};
-use candle_wick_models::LoadOptions;
+use candle_wick_models::{LoadOptions, WickTokenizer};
 use clap::Args;
 
 use super::row::RowSpec;
@@ -46,6 +46,12 @@ impl Subject {
             cache_policy: args.cache_policy,
             io: args.folder.untuned_io(),
         })
+    }
+
+    /// The tokenizer of a folder that is given text.
+    pub(crate) fn tokenizer(&self) -> Result<WickTokenizer> {
+        WickTokenizer::load(self.folder.path())?
+            .context("no tokenizer in this folder, so --text-file has no meaning")
     }
 
     /// A context of `wanted` positions, or the one that loading takes by default where the model has not as many.

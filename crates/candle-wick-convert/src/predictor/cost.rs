@@ -65,10 +65,9 @@ fn missed(quality: &LayerQuality, residency: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use candle_wick::WindowShares;
-    use wick_format::{Dtype, Layout};
-
+    use super::super::example_layer::example_layer;
     use super::*;
+    use candle_wick::WindowShares;
 
     fn quality(selected: f32) -> LayerQuality {
         let share = |window: usize| selected * (1.0 + window as f32 / 2.0);
@@ -95,22 +94,7 @@ mod tests {
 
     #[test]
     fn memory_given_to_a_predictor_is_taken_from_slots() {
-        let layer = FfnLayer {
-            prefix: "layers.0".to_owned(),
-            file: "layers".to_owned(),
-            layout: Layout::Neuron,
-            hidden_size: 30,
-            intermediate_size: 90,
-            stride_bytes: 512,
-            column_strides: None,
-            dtype: Dtype::F16,
-            gate: None,
-            up: "layers.0.fc1.weight".to_owned(),
-            down: "layers.0.fc2.weight".to_owned(),
-            gate_bias: None,
-            up_bias: None,
-            down_bias: None,
-        };
+        let layer = example_layer(30, 90);
         assert_eq!(rank_max(&layer), 30 * 90 / 120);
         let quality = quality(0.1);
         let memory = memory_bytes(&layer, 4, &quality);

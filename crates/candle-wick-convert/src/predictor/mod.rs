@@ -11,6 +11,8 @@ mod cost;
 mod cut;
 mod draft;
 mod evaluate;
+#[cfg(test)]
+mod example_layer;
 mod factor;
 pub(crate) mod file;
 mod foreign;

@@ -290,28 +290,12 @@ fn needed_bytes(layer: &FfnLayer, tokens: u64, wanted: &Wanted<'_>) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use wick_format::{Dtype, Layout};
-
+    use super::super::example_layer::example_layer;
     use super::*;
 
     #[test]
     fn more_tokens_than_memory_are_refused_with_the_layer_and_both_numbers() {
-        let layer = |hidden_size| FfnLayer {
-            prefix: "layers.0".to_owned(),
-            file: "layers".to_owned(),
-            layout: Layout::Neuron,
-            hidden_size,
-            intermediate_size: 100,
-            stride_bytes: 512,
-            column_strides: None,
-            dtype: Dtype::F16,
-            gate: None,
-            up: "layers.0.fc1.weight".to_owned(),
-            down: "layers.0.fc2.weight".to_owned(),
-            gate_bias: None,
-            up_bias: None,
-            down_bias: None,
-        };
+        let layer = |hidden_size| example_layer(hidden_size, 100);
         let layers = [layer(10), layer(20), layer(10)];
         let wanted = |input| Wanted {
             input,

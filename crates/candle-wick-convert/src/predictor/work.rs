@@ -109,27 +109,11 @@ fn is_of_training(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use wick_format::{Dtype, Layout};
-
+    use super::super::example_layer::example_layer;
     use super::*;
 
     fn layer() -> FfnLayer {
-        FfnLayer {
-            prefix: "layers.0".to_owned(),
-            file: "layers".to_owned(),
-            layout: Layout::Neuron,
-            hidden_size: 3,
-            intermediate_size: 5,
-            stride_bytes: 512,
-            column_strides: None,
-            dtype: Dtype::F16,
-            gate: None,
-            up: "layers.0.fc1.weight".to_owned(),
-            down: "layers.0.fc2.weight".to_owned(),
-            gate_bias: None,
-            up_bias: None,
-            down_bias: None,
-        }
+        example_layer(3, 5)
     }
 
     fn pair() -> Trained {

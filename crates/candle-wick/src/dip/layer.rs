@@ -17,6 +17,7 @@ use crate::column_cache::{ColumnCache, ColumnCounts};
 use crate::error::Result;
 use crate::neurons::{optional_values, Rows};
 use crate::predictor_kind::PredictorInput;
+use crate::rows::add_bias;
 use crate::selection::Selection;
 use crate::selector_kind::SelectorKind;
 use crate::stats::Clock;
@@ -69,10 +70,7 @@ impl DipLayer {
             },
         };
         let columns = |kind| {
-            let slots = match kind {
-                ColumnKind::Channel => placement.channel_slots(index),
-                ColumnKind::Down => placement.slots_per_layer[index],
-            };
+            let slots = placement.column_slots(kind, index);
             ColumnCache::whole(folder, &layer, kind, slots, placement)
         };
         Ok(Self {
@@ -161,7 +159,7 @@ impl DipLayer {
         self.count(ColumnKind::Down, x.tokens, &selection, counts, work);
         work.up = products;
         work.sums.write_to(y);
-        add_bias(y, &self.down_bias);
+        add_bias(y, self.down_bias.as_deref());
         clock.compute();
         let stats = &mut work.stats[self.index];
         stats.tokens += x.tokens as u64;
@@ -203,15 +201,15 @@ impl DipLayer {
         let products = sized(products, tokens * ffn);
         for (sums, products) in sums.chunks_mut(width).zip(products.chunks_mut(ffn)) {
             if self.layer.gate.is_none() {
-                add_bias(sums, &self.up_bias);
+                add_bias(sums, self.up_bias.as_deref());
                 for (product, up) in products.iter_mut().zip(&*sums) {
                     *product = self.activation.apply(*up);
                 }
                 continue;
             }
             let (gate, up) = sums.split_at_mut(ffn);
-            add_bias(gate, &self.gate_bias);
-            add_bias(up, &self.up_bias);
+            add_bias(gate, self.gate_bias.as_deref());
+            add_bias(up, self.up_bias.as_deref());
             for ((product, gate), up) in products.iter_mut().zip(&*gate).zip(&*up) {
                 *product = self.activation.apply(*gate) * up;
             }
@@ -246,15 +244,5 @@ impl DipLayer {
     pub(crate) fn clear_cache(&self) {
         self.channels.state().cache.clear();
         self.downs.state().cache.clear();
-    }
-}
-
-/// Adds `bias` to rows as long as it is.
-fn add_bias(rows: &mut [f32], bias: &Option<Vec<f32>>) {
-    let Some(bias) = bias else {
-        return;
-    };
-    for row in rows.chunks_mut(bias.len()) {
-        row.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
     }
 }
