@@ -28,6 +28,7 @@ mod prompt_bench;
 mod pruning;
 mod reorder;
 mod score;
+mod sparse;
 mod stock;
 mod support;
 mod sweep_bench;

@@ -5,12 +5,11 @@
 //!
 //! Not here: choosing the plan, and what to make of the times (the command).
 
-use candle_wick::{BudgetPlan, FlashFolder};
+use candle_wick::{BudgetPlan, ComputePool, FlashFolder};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::load::{parse, read_config, LoadOptions, LoadedModel};
-use crate::pool::ComputePool;
 
 /// Config keys with an entry for each layer.
 const PER_LAYER: [&str; 1] = ["layer_types"];

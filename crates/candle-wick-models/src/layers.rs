@@ -3,11 +3,11 @@
 use candle::{Device, Result, Tensor};
 use candle_nn::LayerNorm;
 use candle_wick::{
-    release_free_heap, FlashEmbedding, FlashLinear, FlashMlp, FlashVarBuilder, KvCache,
+    release_free_heap, with_awake_threads, FlashEmbedding, FlashLinear, FlashMlp, FlashVarBuilder,
+    KvCache,
 };
 
 use crate::interrupt::Interrupt;
-use crate::pool::with_awake_threads;
 
 /// One layer of a family: attention over its own KV cache, and an FFN.
 pub(crate) trait Layer {

@@ -19,7 +19,6 @@ mod load;
 pub mod opt;
 pub mod persimmon;
 pub mod phi;
-mod pool;
 mod rope;
 mod score;
 mod tokenizer;

@@ -6,16 +6,15 @@ use std::time::{Duration, Instant};
 use candle::{Device, IndexOp, Tensor};
 use candle_wick::{
     available_memory_bytes, current_rss_bytes, release_free_heap, Activation, ActivityTrace,
-    BudgetPlan, CachePolicy, DipOptions, FfnRecorder, FfnStats, FlashFolder, FlashVarBuilder,
-    IoOptions, Memory, Placement, PlanOptions, PredictorInput, SelectionRecorder, SelectorKind,
-    Switches,
+    BudgetPlan, CachePolicy, ComputePool, DipOptions, FfnRecorder, FfnStats, FlashFolder,
+    FlashVarBuilder, IoOptions, Memory, Placement, PlanOptions, PredictorInput, SelectionRecorder,
+    SelectorKind, Switches,
 };
 use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::family::{parse_config, CausalLm, ModelConfig};
 use crate::interrupt::{Interrupt, INTERRUPTED};
-use crate::pool::ComputePool;
 
 /// Context when nobody asks for one: long enough to try a model, and its KV stays small.
 const CTX_DEFAULT: usize = 512;
@@ -148,11 +147,7 @@ fn plan_budget(
     let activation = config.activation()?;
     let selector = match options.selector {
         Some(selector) => selector,
-        None if activation.is_relu_like() => match folder.predictors()? {
-            Some(found) => SelectorKind::of(found.form),
-            None => SelectorKind::Dense,
-        },
-        None => SelectorKind::Dense,
+        None => SelectorKind::preferred(folder, activation)?,
     };
     selector.check(folder, activation)?;
     let layers = &folder.manifest().layers;

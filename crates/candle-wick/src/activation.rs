@@ -143,6 +143,12 @@ impl Activation {
         }
     }
 
+    /// Every function, those with several names more than once.
+    #[cfg(feature = "wick-gemm")]
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        NAMES.into_iter().map(|(_, activation)| activation)
+    }
+
     /// The name in Hugging Face configs.
     pub fn name(self) -> &'static str {
         let is_same_function =

@@ -202,14 +202,14 @@ impl Columns {
 }
 
 /// `(tokens, rows)` of `x` `(tokens, columns)`.
-fn by_rows(matrix: &Matrix, tokens: usize, x: &[f32]) -> Result<Vec<f32>> {
+pub(crate) fn by_rows(matrix: &Matrix, tokens: usize, x: &[f32]) -> Result<Vec<f32>> {
     let mut by_row = vec![0.0; matrix.rows() * tokens];
     matrix.product(x, tokens, &mut by_row)?;
     Ok(transposed(by_row, matrix.rows(), tokens))
 }
 
 /// `(rows, tokens)` values as `(tokens, rows)`.
-fn transposed(by_row: Vec<f32>, rows: usize, tokens: usize) -> Vec<f32> {
+pub(crate) fn transposed(by_row: Vec<f32>, rows: usize, tokens: usize) -> Vec<f32> {
     if tokens == 1 {
         return by_row;
     }

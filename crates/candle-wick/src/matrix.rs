@@ -82,7 +82,13 @@ impl Matrix {
         self.resident.is_some()
     }
 
-    fn for_each_rows(
+    /// The element type in the file.
+    pub(crate) fn dtype(&self) -> WeightDtype {
+        self.dtype
+    }
+
+    /// Reads `rows` and calls `consume` with some of them at a time.
+    pub(crate) fn for_each_rows(
         &self,
         rows: std::ops::Range<usize>,
         consume: impl FnMut(std::ops::Range<usize>, &[u8]) -> Result<()>,

@@ -21,6 +21,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use candle::{Device, Module, Tensor};
+use wick_format::FfnLayer;
 use wick_io::SlotBuffer;
 
 use crate::activation::Activation;
@@ -112,7 +113,7 @@ impl FlashMlp {
         activation: Activation,
         vb: FlashVarBuilder,
     ) -> Result<Self> {
-        let (index, layer) = vb.ffn_layer()?;
+        let layer = vb.ffn_layer()?;
         let (expected, got) = (
             [intermediate_size, hidden_size],
             [layer.intermediate_size, layer.hidden_size],
@@ -125,9 +126,21 @@ impl FlashMlp {
                 got,
             });
         }
-        let placement = vb.placement();
+        Self::load_layer(&vb, activation, layer)
+    }
+
+    /// The FFN of `layer`, with the slots that the placement has for it.
+    pub(crate) fn load_layer(
+        vb: &FlashVarBuilder,
+        activation: Activation,
+        layer: FfnLayer,
+    ) -> Result<Self> {
+        let mut layers = vb.folder().manifest().layers.iter();
+        let index = layers.position(|other| other.prefix == layer.prefix);
+        let index = index.expect("it is one of them");
+        let (placement, intermediate_size) = (vb.placement(), layer.intermediate_size);
         if placement.selector.reads_columns(vb.folder()) {
-            let layer = DipLayer::load(&vb, index, layer, activation)?;
+            let layer = DipLayer::load(vb, index, layer, activation)?;
             return Ok(Self(Ffn::Columns(Arc::new(layer))));
         }
         let slots = placement.slots_per_layer[index];
@@ -148,7 +161,7 @@ impl FlashMlp {
         Ok(Self(Ffn::Neurons(Arc::new(Shared {
             index,
             slot_count,
-            selector: Selector::load(&vb, index, &neurons)?,
+            selector: Selector::load(vb, index, &neurons)?,
             neurons,
             switches,
             next: OnceLock::new(),
@@ -223,7 +236,7 @@ impl FlashMlp {
     }
 
     /// Refuses to run without the residual stream where the predictors were made for it.
-    fn refuse_other_inputs(&self) -> Result<()> {
+    pub(crate) fn refuse_other_inputs(&self) -> Result<()> {
         match &self.0 {
             Ffn::Neurons(shared) if shared.selector.input() != PredictorInput::FfnInput => {
                 Err(Error::PredictorInput {

@@ -83,6 +83,15 @@ impl SelectorKind {
         }
     }
 
+    /// What chooses when nobody says: what uses the folder's predictors where that is exact, and `Dense` elsewhere.
+    pub fn preferred(folder: &FlashFolder, activation: Activation) -> Result<Self> {
+        let predictors = match activation.is_relu_like() {
+            true => folder.predictors()?,
+            false => None,
+        };
+        Ok(predictors.map_or(Self::Dense, |found| Self::of(found.form)))
+    }
+
     /// Refuses a selector that cannot be exact for `activation`, or lacks what it needs in `folder`.
     pub fn check(self, folder: &FlashFolder, activation: Activation) -> Result<()> {
         self.check_records(folder)?;

@@ -22,6 +22,8 @@ use crate::lookahead::Lookahead;
 use crate::matrix::Matrix;
 use crate::predictor_kind::PredictorInput;
 use crate::selector_kind::SelectorKind;
+#[cfg(feature = "wick-gemm")]
+use crate::sparse::Sparse;
 use crate::stats::FfnStats;
 use crate::trace::ActivityTrace;
 use crate::workspace::{FfnRecorder, SelectionRecorder, Workspace};
@@ -115,6 +117,8 @@ pub struct FlashVarBuilder {
     placement: Arc<Placement>,
     /// One scratch for all layers, which take turns.
     workspace: Arc<Mutex<Workspace>>,
+    #[cfg(feature = "wick-gemm")]
+    sparse: Arc<Sparse>,
     prefix: String,
 }
 
@@ -133,8 +137,25 @@ impl FlashVarBuilder {
             folder: folder.clone(),
             placement: Arc::new(placement),
             workspace: Arc::new(Mutex::new(workspace)),
+            #[cfg(feature = "wick-gemm")]
+            sparse: Arc::default(),
             prefix: String::new(),
         }
+    }
+
+    /// As [`Self::new`], with what a stock model needs.
+    #[cfg(feature = "wick-gemm")]
+    pub(crate) fn with_sparse(folder: &FlashFolder, placement: Placement, sparse: Sparse) -> Self {
+        Self {
+            sparse: Arc::new(sparse),
+            ..Self::new(folder, placement)
+        }
+    }
+
+    /// What its clones share for stock models.
+    #[cfg(feature = "wick-gemm")]
+    pub(crate) fn sparse_state(&self) -> &Sparse {
+        &self.sparse
     }
 
     /// One step down the tree, as in candle's `VarBuilder`.
@@ -225,6 +246,20 @@ impl FlashVarBuilder {
         self.folder.extent(&path).is_some() || ffn_matrix(&self.folder, &path).is_some()
     }
 
+    /// The shape of the tensor of this full name, FFN matrices included.
+    #[cfg(feature = "wick-gemm")]
+    pub(crate) fn weight_shape(&self, name: &str) -> Option<Vec<usize>> {
+        if let Some(extent) = self.folder.extent(name) {
+            return Some(extent.shape.clone());
+        }
+        let (layer, part) = ffn_matrix(&self.folder, name)?;
+        let (hidden, ffn) = (layer.hidden_size, layer.intermediate_size);
+        Some(match part {
+            FfnPart::Gate | FfnPart::Up => vec![ffn, hidden],
+            FfnPart::Down => vec![hidden, ffn],
+        })
+    }
+
     /// A tensor as f32 on the CPU.
     pub fn get(&self, shape: impl Into<Shape>, name: &str) -> Result<Tensor> {
         let shape = shape.into();
@@ -249,14 +284,12 @@ impl FlashVarBuilder {
         Matrix::load(&self.folder, &self.path(name), shape, false)
     }
 
-    /// The FFN records of the layer at this place, with its index in the manifest.
-    pub(crate) fn ffn_layer(&self) -> Result<(usize, FfnLayer)> {
-        let layers = self.folder.manifest().layers.iter().enumerate();
-        let mut found = layers.filter(|(_, layer)| layer.prefix == self.prefix);
-        let (index, layer) = found
-            .next()
-            .ok_or_else(|| self.folder.missing(&self.path("neurons")))?;
-        Ok((index, layer.clone()))
+    /// The FFN records of the layer at this place.
+    pub(crate) fn ffn_layer(&self) -> Result<FfnLayer> {
+        let mut layers = self.folder.manifest().layers.iter();
+        let layer = layers.find(|layer| layer.prefix == self.prefix);
+        let layer = layer.ok_or_else(|| self.folder.missing(&self.path("neurons")))?;
+        Ok(layer.clone())
     }
 
     /// Candle's own `VarBuilder` over the same folder, from its root: dense tensors, rebuilt from the records
@@ -286,6 +319,17 @@ pub(crate) enum FfnPart {
 }
 
 impl FfnPart {
+    /// Which matrix of `layer` has this name.
+    pub(crate) fn of(layer: &FfnLayer, name: &str) -> Option<Self> {
+        if layer.gate.as_deref() == Some(name) {
+            Some(Self::Gate)
+        } else if layer.up == name {
+            Some(Self::Up)
+        } else {
+            (layer.down == name).then_some(Self::Down)
+        }
+    }
+
     /// The records of columns that hold this matrix of `layer`, and its place among the matrices there.
     pub(crate) fn in_columns(self, layer: &FfnLayer) -> (ColumnKind, usize) {
         match self {
@@ -301,18 +345,8 @@ pub(crate) fn ffn_matrix<'a>(
     folder: &'a FlashFolder,
     name: &str,
 ) -> Option<(&'a FfnLayer, FfnPart)> {
-    folder.manifest().layers.iter().find_map(|layer| {
-        let part = if layer.gate.as_deref() == Some(name) {
-            FfnPart::Gate
-        } else if layer.up == name {
-            FfnPart::Up
-        } else if layer.down == name {
-            FfnPart::Down
-        } else {
-            return None;
-        };
-        Some((layer, part))
-    })
+    let mut layers = folder.manifest().layers.iter();
+    layers.find_map(|layer| Some((layer, FfnPart::of(layer, name)?)))
 }
 
 struct DenseBackend {

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 const AWAY: DType = DType::F4;
 
 /// Values in a dtype that a model can ask for.
-pub(super) enum Buffer {
+pub(crate) enum Buffer {
     F32(Vec<f32>),
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
@@ -29,7 +29,7 @@ pub(super) enum Buffer {
 
 impl Buffer {
     /// `len` zeros, fresh from the system where the allocator can.
-    pub(super) fn zeroed(dtype: DType, len: usize) -> Result<Self> {
+    pub(crate) fn zeroed(dtype: DType, len: usize) -> Result<Self> {
         fn zeros<T: bytemuck::Zeroable>(len: usize) -> Result<Vec<T>> {
             bytemuck::allocation::try_zeroed_vec(len).map_err(|()| Error::Stock {
                 reason: format!("no memory for {len} values"),
@@ -61,18 +61,24 @@ impl Buffer {
         }
     }
 
-    /// Frees the values, with the memory behind them: an allocator may keep the place, not its pages.
-    pub(super) fn free(mut self) {
+    /// Zeros that take no memory: what was behind them goes back to the system until somebody writes.
+    pub(crate) fn released(mut self) -> Self {
         wick_io::release_to_zeros(match &mut self {
             Self::F32(values) => bytemuck::cast_slice_mut(values),
             Self::F16(values) => bytemuck::cast_slice_mut(values),
             Self::Bf16(values) => bytemuck::cast_slice_mut(values),
         });
+        self
+    }
+
+    /// Frees the values, with the memory behind them: an allocator may keep the place, not its pages.
+    pub(super) fn free(self) {
+        drop(self.released());
     }
 
     /// Stored weights `bytes` become the values from `start` on, every `step`-th one: rounded to nearest even, as
     /// candle's `to_dtype`.
-    pub(super) fn set(&mut self, from: WeightDtype, bytes: &[u8], start: usize, step: usize) {
+    pub(crate) fn set(&mut self, from: WeightDtype, bytes: &[u8], start: usize, step: usize) {
         match self {
             Self::F32(values) if step == 1 => {
                 let count = bytes.len() / from.size_bytes();
@@ -110,7 +116,7 @@ impl Buffer {
     }
 
     /// A tensor with these values.
-    pub(super) fn into_tensor(self, shape: Shape) -> Result<Tensor> {
+    pub(crate) fn into_tensor(self, shape: Shape) -> Result<Tensor> {
         let device = &candle::Device::Cpu;
         Ok(match self {
             Self::F32(values) => Tensor::from_vec(values, shape, device)?,
@@ -166,7 +172,7 @@ pub(super) fn put(tensor: &Tensor, buffer: Buffer) -> candle::Result<()> {
 }
 
 /// Takes the values out of `tensor`; `None` if it has none.
-pub(super) fn take(tensor: &Tensor) -> candle::Result<Option<Buffer>> {
+pub(crate) fn take(tensor: &Tensor) -> candle::Result<Option<Buffer>> {
     let storage = exchange(tensor, CpuStorage::F4(Vec::new()))?;
     Ok(Buffer::from_storage(storage))
 }

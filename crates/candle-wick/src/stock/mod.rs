@@ -28,7 +28,7 @@
 //! Not here: sparsity inside an FFN, which needs our own definitions (`candle-wick-models`).
 
 mod backend;
-mod buffer;
+pub(crate) mod buffer;
 mod layer;
 mod plan;
 mod pool;

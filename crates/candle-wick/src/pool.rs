@@ -20,11 +20,14 @@ static PROCESSORS: LazyLock<usize> =
     LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
 
 /// The pool of one model.
-pub(crate) struct ComputePool(ThreadPool);
+pub struct ComputePool(ThreadPool);
 
 impl ComputePool {
     /// As many threads as the current pool has; they are there when this returns.
-    pub(crate) fn new() -> Result<Self> {
+    ///
+    /// # Errors
+    /// The system has no thread to give.
+    pub fn new() -> Result<Self> {
         let threads = rayon::current_num_threads();
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -36,13 +39,13 @@ impl ComputePool {
     }
 
     /// Runs `work` on a thread of the pool.
-    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.0.install(work)
     }
 }
 
 /// Runs `work` while the other threads of the current pool stay awake for its products.
-pub(crate) fn with_awake_threads<T>(work: impl FnOnce() -> T) -> T {
+pub fn with_awake_threads<T>(work: impl FnOnce() -> T) -> T {
     let done = AtomicBool::new(false);
     let own = rayon::current_thread_index();
     rayon::in_place_scope(|scope| {

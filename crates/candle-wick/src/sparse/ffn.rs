@@ -1,0 +1,230 @@
+//! The FFN of one layer of a stock struct, which asks for its three products one after the other.
+//!
+//! The first products, gate and up, are kept for the last: they note their input `x` and answer with known values, other ones for
+//! each row and neuron. What then arrives at the product with down tells what the struct made of them, which must be
+//! `act(gate) * up`, or `act(up)` without a gate: then, and only then, the FFN of `x` is what the struct wants, and
+//! [`FlashMlp`] computes it, as in our own definitions to the bit. (With real gate and up values neurons that were read for
+//! them would have to be read again for down wherever not all of them fit.)
+//!
+//! A forward runs on one thread, so what has begun is kept by thread; two threads may run one model.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle::DType;
+use wick_format::FfnLayer;
+
+use super::without_down_bias;
+use crate::activation::Activation;
+use crate::error::Result;
+use crate::mlp::FlashMlp;
+use crate::neurons::optional_values;
+use crate::var_builder::{lock, FfnPart, FlashVarBuilder};
+use crate::workspace::Workspace;
+
+/// What gate and up answer: where activations differ from each other, and no two alike.
+const GATES: [f32; 11] = [-3.0, 1.5, -0.75, 0.4, 2.5, -1.3, 0.1, -0.2, 7.0, 3.5, -6.0];
+const UPS: [f32; 11] = [1.0, -0.5, 2.0, 0.8, -1.25, 1.6, 0.7, -2.2, 1.1, -0.9, 1.4];
+
+thread_local! {
+    /// What has begun on this thread, by layer.
+    static BEGUN: RefCell<HashMap<u64, Begun>> = RefCell::default();
+}
+
+/// Distinguishes layers for as long as the process lives, which addresses would not.
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+
+/// Drops what an earlier forward of this thread began and did not end.
+pub(super) fn forget_begun() {
+    BEGUN.take();
+}
+
+/// How far a struct's activation, in this dtype, may be from ours.
+pub(super) fn tolerance(dtype: DType) -> f32 {
+    match dtype {
+        DType::F16 => 2e-2,
+        _ => 1e-4,
+    }
+}
+
+/// The input of gate and up, and which of them have been asked for.
+struct Begun {
+    x: Vec<f32>,
+    gate: bool,
+    up: bool,
+}
+
+/// One layer.
+pub(super) struct SparseFfn {
+    id: u64,
+    mlp: FlashMlp,
+    layer: FfnLayer,
+    activation: Activation,
+    chunk_tokens: usize,
+    /// What the struct adds to the answers of gate and of up.
+    gate_bias: Option<Vec<f32>>,
+    up_bias: Option<Vec<f32>>,
+    workspace: Arc<Mutex<Workspace>>,
+    /// One thread at a time: whether a step is a prompt's is said before it.
+    turn: Mutex<()>,
+}
+
+impl SparseFfn {
+    /// The FFN of `layer` with slots as the placement of `vb` says, in steps of up to `chunk_tokens`.
+    pub(super) fn load(
+        vb: &FlashVarBuilder,
+        layer: FfnLayer,
+        activation: Activation,
+        chunk_tokens: usize,
+    ) -> Result<Self> {
+        let (folder, ffn) = (vb.folder(), layer.intermediate_size);
+        let mlp = FlashMlp::load_layer(vb, activation, without_down_bias(layer.clone()))?;
+        mlp.refuse_other_inputs()?;
+        Ok(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            mlp,
+            activation,
+            chunk_tokens,
+            gate_bias: optional_values(folder, &layer.gate_bias, ffn)?,
+            up_bias: optional_values(folder, &layer.up_bias, ffn)?,
+            workspace: vb.workspace().clone(),
+            turn: Mutex::new(()),
+            layer,
+        })
+    }
+
+    /// See [`FlashMlp::look_ahead_to`].
+    pub(super) fn look_ahead_to(&self, next: &Self) {
+        self.mlp.look_ahead_to(&next.mlp);
+    }
+
+    /// Which of the layer's matrices a name means.
+    pub(super) fn part(&self, name: &str) -> Option<FfnPart> {
+        FfnPart::of(&self.layer, name)
+    }
+
+    /// `y` `(tokens, out_dim)` of the product of `x` `(tokens, in_dim)` with one of the layer's matrices, or why not.
+    pub(super) fn product(
+        &self,
+        part: FfnPart,
+        x: &[f32],
+        y: &mut [f32],
+        tolerance: f32,
+    ) -> std::result::Result<(), String> {
+        match part {
+            FfnPart::Gate => self.begin(part, x, y, &self.gate_bias),
+            FfnPart::Up => self.begin(part, x, y, &self.up_bias),
+            FfnPart::Down => self.finish(x, y, tolerance),
+        }
+        .map_err(|reason| format!("{}: {reason}", self.layer.prefix))
+    }
+
+    /// Notes `x` and answers with what [`Self::finish`] knows.
+    fn begin(
+        &self,
+        part: FfnPart,
+        x: &[f32],
+        y: &mut [f32],
+        bias: &Option<Vec<f32>>,
+    ) -> std::result::Result<(), String> {
+        BEGUN.with_borrow_mut(|begun| {
+            let is_gate = matches!(part, FfnPart::Gate);
+            let begun = begun.entry(self.id).or_insert_with(|| Begun::new(x));
+            if (is_gate && begun.gate) || (!is_gate && begun.up) {
+                *begun = Begun::new(x); // the one before was given up
+            }
+            if begun.x != x {
+                return Err("its gate and its up have different inputs".to_owned());
+            }
+            *(if is_gate {
+                &mut begun.gate
+            } else {
+                &mut begun.up
+            }) = true;
+            Ok(())
+        })?;
+        let known = match part {
+            FfnPart::Gate => &GATES,
+            _ if self.layer.gate.is_none() => &GATES,
+            _ => &UPS,
+        };
+        for (row, y) in y.chunks_mut(self.layer.intermediate_size).enumerate() {
+            for (neuron, y) in y.iter_mut().enumerate() {
+                let bias = bias.as_ref().map_or(0.0, |bias| bias[neuron]);
+                *y = known[(row + neuron) % known.len()] - bias;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks what the struct made of the answers, and gives what the FFN makes of its input.
+    fn finish(
+        &self,
+        activated: &[f32],
+        y: &mut [f32],
+        tolerance: f32,
+    ) -> std::result::Result<(), String> {
+        let (hidden, is_gated) = (self.layer.hidden_size, self.layer.gate.is_some());
+        let begun = BEGUN.with_borrow_mut(|begun| begun.remove(&self.id));
+        let begun = begun.filter(|begun| begun.up && (begun.gate || !is_gated));
+        let begun = begun.filter(|begun| begun.x.len() == y.len());
+        let Begun { x, .. } = begun.ok_or(
+            "its down projection does not follow the others of the same tokens: they are not one FFN",
+        )?;
+        self.check(activated, tolerance)?;
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        lock(&self.workspace).is_prompt = x.len() > hidden;
+        let chunk = self.chunk_tokens * hidden;
+        for (x, y) in x.chunks(chunk).zip(y.chunks_mut(chunk)) {
+            let computed = self.mlp.forward_rows(x, y);
+            computed.map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, activated: &[f32], tolerance: f32) -> std::result::Result<(), String> {
+        if self.is_by(self.activation, activated, tolerance) {
+            return Ok(());
+        }
+        let is = |other: &Activation| self.is_by(*other, activated, tolerance);
+        let ours = self.activation.name();
+        Err(match Activation::all().find(is) {
+            Some(other) => format!(
+                "the model's activation is {}, not {ours}: SparseOptions::activation says which",
+                other.name()
+            ),
+            None => format!("the model does not multiply down with {ours}(gate) * up, or {ours}(up) without a gate"),
+        })
+    }
+
+    /// Whether the values are what this activation makes of the answers.
+    fn is_by(&self, activation: Activation, activated: &[f32], tolerance: f32) -> bool {
+        let known = GATES
+            .iter()
+            .zip(&UPS)
+            .map(|(gate, up)| match self.layer.gate {
+                Some(_) => activation.apply(*gate) * up,
+                None => activation.apply(*gate),
+            });
+        let known: Vec<f32> = known.collect();
+        let mut rows = activated.chunks(self.layer.intermediate_size).enumerate();
+        rows.all(|(row, values)| {
+            values.iter().enumerate().all(|(neuron, value)| {
+                let known = known[(row + neuron) % known.len()];
+                (value - known).abs() <= tolerance * (1.0 + known.abs())
+            })
+        })
+    }
+}
+
+impl Begun {
+    fn new(x: &[f32]) -> Self {
+        Self {
+            x: x.to_vec(),
+            gate: false,
+            up: false,
+        }
+    }
+}

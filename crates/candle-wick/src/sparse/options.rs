@@ -1,0 +1,153 @@
+//! How a stock model is run from flash, and what of the budget is candle's.
+
+use candle::DType;
+use serde_json::Value;
+use wick_format::TensorExtent;
+
+use super::is_embedding;
+use crate::activation::Activation;
+use crate::budget::{BudgetPlan, ModelNeeds, PlanOptions};
+use crate::dip::DipOptions;
+use crate::error::{Error, Result};
+use crate::eviction_order::CachePolicy;
+use crate::folder::FlashFolder;
+use crate::memory::Memory;
+use crate::selector_kind::SelectorKind;
+use crate::var_builder::Switches;
+use crate::workspace::CHUNK_TOKENS_MAX;
+
+/// How to run a stock model with its FFNs on flash.
+#[derive(Clone, Debug)]
+pub struct SparseOptions {
+    /// The budget; `None` keeps everything in DRAM.
+    pub memory: Option<Memory>,
+    /// Who chooses neurons; by default what uses the folder's predictors, and `Dense` where it has none.
+    pub selector: Option<SelectorKind>,
+    /// What selectors with a density keep.
+    pub dip: DipOptions,
+    /// The dtype that the model will compute in, F32 or F16: what candle holds itself, an embedding above all, is of it.
+    pub dtype: DType,
+    /// The activation of the struct's FFNs; by default what its config says, and what candle's Llama and Falcon have whatever it
+    /// says. Each forward checks it.
+    pub activation: Option<Activation>,
+    /// What the model allocates itself, for the budget: KV cache, activations, logits. As
+    /// [`StockOptions::reserve_bytes`](crate::stock::StockOptions::reserve_bytes).
+    pub reserve_bytes: u64,
+    /// See [`Placement::window_tokens`](crate::Placement::window_tokens).
+    pub window_tokens: Option<usize>,
+    /// Which neuron leaves when its slot is wanted.
+    pub cache_policy: CachePolicy,
+    /// What is switched off and on, to see what it brings.
+    pub switches: Switches,
+}
+
+impl Default for SparseOptions {
+    fn default() -> Self {
+        Self {
+            memory: None,
+            selector: None,
+            dip: DipOptions::default(),
+            dtype: DType::F32,
+            activation: None,
+            reserve_bytes: 64 << 20,
+            window_tokens: None,
+            cache_policy: CachePolicy::default(),
+            switches: Switches::default(),
+        }
+    }
+}
+
+impl SparseOptions {
+    /// Plans for the struct that `facts` are of.
+    pub(super) fn plan(&self, folder: &FlashFolder, facts: &StockFacts) -> Result<BudgetPlan> {
+        let activation = self.activation.unwrap_or(facts.activation);
+        let selector = match self.selector {
+            Some(selector) => selector,
+            None => SelectorKind::preferred(folder, activation)?,
+        };
+        selector.check(folder, activation)?;
+        let layers = &folder.manifest().layers;
+        let is_gated = layers.iter().all(|layer| layer.gate.is_some());
+        self.dip.check_for(selector, is_gated)?;
+        wick_io::release_free_heap();
+        let values = embeddings(folder).map(|(_, extent)| extent.shape.iter().product::<usize>());
+        let candle_bytes = (values.sum::<usize>() * self.dtype.size_in_bytes()) as u64;
+        let embedding = embeddings(folder).next().map(|(name, _)| name.clone());
+        let needs = ModelNeeds {
+            ctx: CHUNK_TOKENS_MAX,
+            kv_position_bytes: 0,
+            hidden_size: layers
+                .iter()
+                .map(|layer| layer.hidden_size)
+                .max()
+                .unwrap_or(0),
+            token_values: 0,
+            vocab_size: 0,
+            embedding: embedding.unwrap_or_default(),
+            head: facts.head.clone().unwrap_or_default(),
+        };
+        let dense_bytes = folder.manifest().dense_weight_bytes.max(1) as f64;
+        let memory = match self.memory {
+            // The share is of all weights, those that candle holds included.
+            Some(Memory::Percent(percent)) if percent < 100.0 => {
+                let of_candle = 100.0 * candle_bytes as f64 / dense_bytes;
+                Some(Memory::Percent((percent - of_candle).max(0.0)))
+            }
+            memory => memory,
+        };
+        let process_bytes = wick_io::current_rss_bytes().unwrap_or(0);
+        let options = PlanOptions {
+            memory,
+            selector,
+            window_tokens: self.window_tokens,
+            process_bytes: process_bytes + self.reserve_bytes + candle_bytes,
+        };
+        BudgetPlan::new(folder, &needs, &options)
+    }
+}
+
+/// What candle's struct for a folder's config has and asks for.
+pub(super) struct StockFacts {
+    pub(super) activation: Activation,
+    /// The tensor of its head, where that is a linear layer of its own.
+    pub(super) head: Option<String>,
+}
+
+impl StockFacts {
+    pub(super) fn of(folder: &FlashFolder) -> Result<Self> {
+        let fail = |reason: String| Error::Folder {
+            path: folder.path().join("config.json"),
+            reason,
+        };
+        let config: Value = serde_json::from_str(&folder.config_json()?)
+            .map_err(|error| fail(error.to_string()))?;
+        let text = |key: &str| config.get(key).and_then(Value::as_str);
+        let keys = ["hidden_act", "hidden_activation", "activation_function"];
+        let model_type = text("model_type").unwrap_or_default();
+        let activation = match (model_type, keys.into_iter().find_map(text)) {
+            // Theirs, whatever the config says.
+            ("llama", _) => Activation::Silu,
+            ("falcon", _) => Activation::GeluNew,
+            (_, Some(name)) => name.parse()?,
+            (_, None) => return Err(fail(format!("it has none of {}", keys.join(", ")))),
+        };
+        let head = match folder.extent(HEAD) {
+            Some(_) => Some(HEAD.to_owned()),
+            // It knows no tied head.
+            None if model_type == "falcon" => {
+                embeddings(folder).next().map(|(name, _)| name.clone())
+            }
+            None => None,
+        };
+        Ok(Self { activation, head })
+    }
+}
+
+/// Where stock structs look for their head.
+pub(super) const HEAD: &str = "lm_head.weight";
+
+/// The tensors that candle looks up by rows.
+fn embeddings(folder: &FlashFolder) -> impl Iterator<Item = (&String, &TensorExtent)> {
+    let tensors = folder.resident_tensors();
+    tensors.filter(|(name, extent)| extent.shape.len() > 1 && is_embedding(name))
+}

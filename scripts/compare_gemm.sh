@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# gemm 0.19.0 beside wick-gemm: are all products the same bits, and does one of them take longer?
+# Usage: scripts/compare_gemm.sh [PRODUCTS] [ROUNDS]; builds in target/gemm.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+products=${1:-20000} rounds=${2:-15}
+build() { # NAME CARGO-ARGUMENTS...
+  local name=$1
+  shift
+  mkdir -p "target/gemm/$name"
+  # Each has a lock file of its own: the patch is part of it.
+  cp -r benches/gemm/Cargo.toml benches/gemm/src "target/gemm/$name"
+  cargo build --release --quiet --manifest-path "target/gemm/$name/Cargo.toml" --target-dir target/gemm/build "$@"
+  cp target/gemm/build/release/gemm-products "target/gemm/$name/run"
+}
+build real
+build wick --config "patch.crates-io.gemm.path=\"$PWD/crates/wick-gemm\""
+for name in real wick; do
+  "target/gemm/$name/run" checksums "$products" > "target/gemm/$name/checksums"
+done
+if cmp --silent target/gemm/{real,wick}/checksums; then
+  echo "$((3 * products)) products: all the same bits"
+else
+  diff target/gemm/{real,wick}/checksums | head
+  exit 1
+fi
+# In turn, so that both see the same machine; the least of each shape over all turns is compared.
+for _ in 1 2 3; do
+  for name in real wick; do "target/gemm/$name/run" times "$rounds"; done
+done > target/gemm/times
+python3 - << 'PYTHON'
+import collections, itertools
+times = collections.defaultdict(lambda: ([], []))
+seen = collections.Counter()
+for line in open("target/gemm/times"):
+    shape, numbers = line.rsplit(": ", 1)
+    times[shape][seen[shape] % 2].append([int(number) for number in numbers.split()])
+    seen[shape] += 1
+print("| product | gemm 0.19.0, ns: median (min..max) | wick-gemm | ratio of medians |\n|---|---|---|---|")
+for shape, sides in times.items():
+    cells = []
+    for rounds in sides:
+        middle = sorted(median for median, _, _ in rounds)[len(rounds) // 2]
+        cells.append((middle, min(low for _, low, _ in rounds), max(high for _, _, high in rounds)))
+    text = [f"{middle} ({low}..{high})" for middle, low, high in cells]
+    print(f"| {shape} | {text[0]} | {text[1]} | {cells[1][0] / cells[0][0]:.3f} |")
+PYTHON

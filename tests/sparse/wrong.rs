@@ -1,0 +1,192 @@
+//! What goes wrong is one clear error.
+
+use candle::Module;
+use candle_nn::{linear_no_bias, Linear};
+use candle_wick::{Activation, Memory};
+
+use super::*;
+
+const HIDDEN: usize = 64;
+const FFN: usize = 176;
+
+fn options(selector: SelectorKind, memory: Option<Memory>) -> SparseOptions {
+    SparseOptions {
+        selector: Some(selector),
+        memory,
+        ..SparseOptions::default()
+    }
+}
+
+fn sparse(stock: &Stock) -> FlashVarBuilder {
+    FlashVarBuilder::for_stock(&stock.folder, &options(SelectorKind::Dense, None)).unwrap()
+}
+
+/// The three matrices of the first FFN.
+fn matrices(vb: &FlashVarBuilder) -> [Linear; 3] {
+    let vb = vb.sparse().unwrap().pp("model.layers.0.mlp");
+    [
+        linear_no_bias(HIDDEN, FFN, vb.pp("gate_proj")).unwrap(),
+        linear_no_bias(HIDDEN, FFN, vb.pp("up_proj")).unwrap(),
+        linear_no_bias(FFN, HIDDEN, vb.pp("down_proj")).unwrap(),
+    ]
+}
+
+fn row() -> Tensor {
+    Tensor::arange(0f32, HIDDEN as f32, &Device::Cpu)
+        .and_then(|x| (x / 64.0)?.reshape((1, HIDDEN)))
+        .unwrap()
+}
+
+type Case<'a> = dyn Fn() -> candle::Result<Tensor> + Sync + 'a;
+
+/// The error of a forward that `run` stands for.
+fn refused<T: Send>(
+    vb: &FlashVarBuilder,
+    run: impl FnOnce() -> candle::Result<T> + Send,
+) -> String {
+    vb.forward(run).err().expect("an error").to_string()
+}
+
+#[test]
+fn an_ffn_that_is_not_one_is_an_error() {
+    let stock = Stock::of("llama-2-silu");
+    let vb = sparse(&stock);
+    let [gate, up, down] = matrices(&vb);
+    let x = row();
+    let silu = |x: &Tensor| candle_nn::ops::silu(x);
+    // As it should be, with up first.
+    let fine = vb.forward(|| {
+        let up = up.forward(&x)?;
+        down.forward(&(silu(&gate.forward(&x)?)? * up)?)
+    });
+    let other = (&x * 2.0).unwrap();
+    let cases: [(&str, &Case); 6] = [
+        ("activation is relu, not silu", &|| {
+            down.forward(&(gate.forward(&x)?.relu()? * up.forward(&x)?)?)
+        }),
+        ("does not multiply down with silu(gate) * up", &|| {
+            down.forward(&(silu(&gate.forward(&x)?)? + up.forward(&x)?)?)
+        }),
+        ("have different inputs", &|| {
+            down.forward(&(silu(&gate.forward(&x)?)? * up.forward(&other)?)?)
+        }),
+        ("they are not one FFN", &|| down.forward(&gate.forward(&x)?)),
+        ("they are not one FFN", &|| {
+            down.forward(&Tensor::ones((1, FFN), DType::F32, &Device::Cpu)?)
+        }),
+        ("they are not one FFN", &|| {
+            let both = (silu(&gate.forward(&x)?)? * up.forward(&x)?)?;
+            down.forward(&both.repeat((2, 1))?)
+        }),
+    ];
+    for (expected, case) in cases {
+        let error = refused(&vb, case);
+        assert!(error.contains(expected), "{error}");
+        assert!(error.contains("model.layers.0.mlp"), "{error}");
+    }
+    let again = vb.forward(|| down.forward(&(silu(&gate.forward(&x)?)? * up.forward(&x)?)?));
+    let [fine, again] = [fine, again].map(|y| y.unwrap().to_vec2::<f32>().unwrap());
+    assert_eq!(fine, again);
+}
+
+#[test]
+fn another_activation_than_the_folders_has_to_be_named() {
+    let stock = Stock::of("falcon-7b-multi-query");
+    let wrong = SparseOptions {
+        activation: Some(Activation::Gelu),
+        ..SparseOptions::default()
+    };
+    let vb = FlashVarBuilder::for_stock(&stock.folder, &wrong).unwrap();
+    let (mut forward, vb) = stock.sparse(vb);
+    let error = refused(&vb, || forward(&stock.ids, 0));
+    assert!(
+        error.contains("activation is gelu_new, not gelu"),
+        "{error}"
+    );
+    assert!(error.contains("transformer.h.0.mlp"), "{error}");
+}
+
+#[test]
+fn a_weight_that_is_used_otherwise_is_an_error() {
+    let stock = Stock::of("llama-2-silu");
+    let vb = sparse(&stock);
+    let linear = linear_no_bias(
+        HIDDEN,
+        HIDDEN,
+        vb.sparse().unwrap().pp("model.layers.0.self_attn.q_proj"),
+    );
+    let linear = linear.unwrap();
+    let error = refused(&vb, || linear.weight().sum_all());
+    assert!(
+        error.contains("q_proj.weight was not multiplied"),
+        "{error}"
+    );
+    let error = refused(&vb, || linear.weight().matmul(&row().t()?));
+    assert!(error.contains("on the left side"), "{error}");
+    let error = refused(&vb, || row().matmul(&linear.weight().narrow(0, 0, 8)?.t()?));
+    assert!(error.contains("in part"), "{error}");
+    vb.forward(|| linear.forward(&row())).unwrap();
+    let names = [
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.mlp.up_proj.weight",
+    ];
+    for name in names {
+        let shape = vb.sparse().unwrap().get_unchecked(name);
+        let error = shape.unwrap_err().to_string();
+        assert!(
+            error.contains("neither the weight of a linear layer"),
+            "{error}"
+        );
+    }
+    let vb = vb.sparse().unwrap();
+    let error = vb.get((3, 3), "model.norm.weight").unwrap_err().to_string();
+    assert!(
+        error.contains("[64]") && error.contains("[3, 3]"),
+        "{error}"
+    );
+    assert!(vb
+        .get(3, "nothing")
+        .unwrap_err()
+        .to_string()
+        .contains("nothing"));
+    assert!(linear_no_bias(
+        HIDDEN,
+        FFN,
+        vb.to_dtype(DType::BF16).pp("model.layers.0.mlp.up_proj")
+    )
+    .is_err());
+}
+
+#[test]
+fn a_damaged_record_is_the_forwards_error() {
+    let stock = Stock::of("llama-2-silu");
+    let (mut forward, vb) = stock.with_slots(SelectorKind::Dense, Some(20));
+    vb.forward(|| forward(&stock.ids, 0)).unwrap();
+    let path = stock.out.path().join("ffn-00001-of-00001.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last / 2..].iter_mut().for_each(|byte| *byte ^= 0x40);
+    std::fs::write(&path, bytes).unwrap();
+    let error = refused(&vb, || forward(&stock.ids, 0));
+    assert!(error.contains("ffn-00001-of-00001.safetensors"), "{error}");
+}
+
+#[test]
+fn budgets_and_selectors_that_cannot_be_are_refused_before_anything_is_loaded() {
+    let stock = Stock::of("llama-2-silu");
+    let error = |options| {
+        let vb = FlashVarBuilder::for_stock(&stock.folder, &options);
+        vb.err().expect("refused").to_string()
+    };
+    let small = error(options(SelectorKind::Dense, Some("1MiB".parse().unwrap())));
+    assert!(small.contains("below the floor"), "{small}");
+    let little = error(options(SelectorKind::Dense, Some(Memory::Percent(1.0))));
+    assert!(little.contains("below the floor"), "{little}");
+    let oracle = error(options(SelectorKind::Oracle, None));
+    assert!(oracle.contains("silu is never exactly zero"), "{oracle}");
+    let lowrank = error(SparseOptions {
+        activation: Some(Activation::Relu),
+        ..options(SelectorKind::LowRank, None)
+    });
+    assert!(lowrank.contains("predictors"), "{lowrank}");
+}
