@@ -1,5 +1,8 @@
 //! What stock structs compute with their FFNs on flash, beside the same structs in memory and our own definitions.
 
+use std::path::Path;
+
+use candle_wick_convert::predictor::{fit, FitOptions};
 use candle_wick_models::{LoadOptions, LoadedModel};
 
 use super::*;
@@ -55,6 +58,57 @@ fn a_relufied_struct_computes_the_same_with_the_active_neurons_alone() {
     assert!(oracle == dense);
     assert!(active < all * 3 / 4, "{active} of {all}");
     assert!(distance(&oracle, &theirs) < 1e-5);
+}
+
+/// Low-rank predictors for a model of 96 ids, which stand for as many words.
+fn fit_predictors(folder: &Path) {
+    let words: serde_json::Map<String, Value> =
+        (0..96).map(|id| (format!("w{id}"), id.into())).collect();
+    let tokenizer = json!({
+        "version": "1.0", "pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+    });
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let text: Vec<String> = (0..3000u64)
+        .map(|at| format!("w{}", at * at * 31 % 96))
+        .collect();
+    let path = folder.join("words.txt");
+    std::fs::write(&path, text.join(" ")).unwrap();
+    let options = FitOptions {
+        rank: 16,
+        ..FitOptions::default()
+    };
+    fit(folder, &path, &options, &|_| {}).unwrap();
+}
+
+#[test]
+fn low_rank_predictors_choose_as_in_our_own_definition() {
+    let mut stock = Stock::of("phi-relu");
+    fit_predictors(stock.out.path());
+    stock.folder = FlashFolder::open(stock.out.path(), IoOptions::default()).unwrap();
+    let options = LoadOptions::default();
+    let mut model = LoadedModel::load(stock.folder.clone(), &options).unwrap();
+    let ours = decode(&stock.ids, |ids, _| {
+        model.forward(ids).map_err(candle::Error::wrap)
+    });
+    // The selector that both take of themselves.
+    assert_eq!(model.plan().selector, SelectorKind::LowRank);
+    let vb = FlashVarBuilder::for_stock(&stock.folder, &SparseOptions::default()).unwrap();
+    for vb in [
+        vb,
+        FlashVarBuilder::new(
+            &stock.folder,
+            stock.placement(SelectorKind::LowRank, Some(20)),
+        ),
+    ] {
+        let (mut forward, vb) = stock.sparse(vb);
+        let theirs = decode(&stock.ids, |ids, at| vb.forward(|| forward(ids, at)));
+        assert!(distance(&ours, &theirs) < 1e-5);
+        let selected: u64 = vb.ffn_stats().iter().map(|layer| layer.selected).sum();
+        let neurons: u64 = vb.ffn_stats().iter().map(|layer| layer.neurons).sum();
+        assert_eq!(selected, model.stats().selected);
+        assert!(selected < neurons, "{selected} of {neurons}");
+    }
 }
 
 /// What our own definition of the model gives, as `decode` asks for it.
