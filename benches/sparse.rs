@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{bail, Context};
+use anyhow::{bail, ensure, Context};
 use candle::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::{falcon, llama};
@@ -83,7 +83,7 @@ fn stock(folder: FlashFolder, args: &Args, dip: DipOptions) -> anyhow::Result<Mo
     };
     let config: Value = serde_json::from_str(&folder.config_json()?)?;
     let vb = FlashVarBuilder::for_stock(&folder, &options)?;
-    let mut forward = build(&config, vb.sparse()?.to_dtype(dtype))?;
+    let mut forward = build(&config, vb.sparse()?)?;
     let planned_bytes = vb.stock_plan().map_or(0, |plan| plan.total_bytes);
     Ok(Model {
         forward: Box::new(move |id, at| {
@@ -154,6 +154,15 @@ fn main() -> anyhow::Result<()> {
     let config: Value = serde_json::from_str(&folder.config_json()?)?;
     let vocab_size = config["vocab_size"].as_u64().context("vocab_size")? as usize;
     let ids = ids(&args, vocab_size)?;
+    ensure!(
+        args.warmup + 1 < ids.len(),
+        "{} tokens are too few",
+        ids.len()
+    );
+    ensure!(
+        !args.f16 || args.by == By::Stock,
+        "--f16 is what candle's struct computes in"
+    );
     let mut model = match args.by {
         By::Own => own(folder.clone(), &args, dip)?,
         By::Stock => stock(folder.clone(), &args, dip)?,

@@ -10,8 +10,7 @@ use std::io::{stdout, Write};
 use anyhow::Context;
 use candle::{Device, IndexOp, Tensor};
 use candle_wick::{
-    current_rss_bytes, BudgetPlan, FlashFolder, FlashVarBuilder, IoOptions, Placement, PlanOptions,
-    SelectorKind,
+    BudgetPlan, FlashFolder, FlashVarBuilder, IoOptions, Placement, PlanOptions, SelectorKind,
 };
 use candle_wick_models::{llama::Llama, llama::LlamaConfig};
 use candle_wick_models::{CausalLm, Interrupt, ModelConfig, Sampler, WickTokenizer};
@@ -31,9 +30,10 @@ fn main() -> anyhow::Result<()> {
         memory: args.memory,
         selector: args.selector.unwrap_or(SelectorKind::Dense),
         window_tokens: None,
-        process_bytes: current_rss_bytes().unwrap_or(0),
+        process_bytes: 0,
+        other_bytes: 0,
     };
-    let plan = BudgetPlan::new(&folder, &config.needs(ctx), &options)?;
+    let plan = BudgetPlan::for_machine(&folder, &config.needs(ctx), options)?;
     let placement = Placement {
         dip: args.dip(),
         ..plan.placement()

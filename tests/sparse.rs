@@ -73,21 +73,25 @@ impl Stock {
         }
     }
 
-    /// The struct with all its weights in memory.
-    fn in_memory(&self) -> Forward {
+    /// All weights in memory, for any struct.
+    fn dense(&self) -> VarBuilder<'static> {
         let placement = Placement::resident(&self.folder, SelectorKind::Dense);
         let vb = FlashVarBuilder::new(&self.folder, placement).dense();
         let mut tensors = self.folder.resident_tensors();
         let has_head = tensors.any(|(name, _)| name == "lm_head.weight");
-        // Candle's Falcon knows no tied head.
-        let vb = match self.config["model_type"].as_str() {
+        match self.config["model_type"].as_str() {
+            // Candle's Falcon knows no tied head.
             Some("falcon") if !has_head => vb.rename_f(|name| match name {
                 "lm_head.weight" => "transformer.word_embeddings.weight".to_owned(),
                 other => other.to_owned(),
             }),
             _ => vb,
-        };
-        (self.build)(&self.config, vb).unwrap()
+        }
+    }
+
+    /// The struct with all its weights in memory.
+    fn in_memory(&self) -> Forward {
+        (self.build)(&self.config, self.dense()).unwrap()
     }
 
     /// The struct on flash, with so many slots a layer or all, and what it must not outlive.

@@ -1,5 +1,7 @@
 //! What goes wrong is one clear error.
 
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
 use candle::Module;
 use candle_nn::{linear_no_bias, Linear};
 use candle_wick::{Activation, Memory};
@@ -60,7 +62,12 @@ fn an_ffn_that_is_not_one_is_an_error() {
         down.forward(&(silu(&gate.forward(&x)?)? * up)?)
     });
     let other = (&x * 2.0).unwrap();
-    let cases: [(&str, &Case); 6] = [
+    let cases: [(&str, &Case); 8] = [
+        ("its down projection never came", &|| gate.forward(&x)),
+        ("asked for twice before down", &|| {
+            up.forward(&x)?;
+            up.forward(&other)
+        }),
         ("activation is relu, not silu", &|| {
             down.forward(&(gate.forward(&x)?.relu()? * up.forward(&x)?)?)
         }),
@@ -106,33 +113,72 @@ fn another_activation_than_the_folders_has_to_be_named() {
     assert!(error.contains("transformer.h.0.mlp"), "{error}");
 }
 
+/// Candle's linear layers of the first attention, of one struct.
+fn attention<const N: usize>(vb: &FlashVarBuilder, names: [&str; N]) -> [Linear; N] {
+    let vb = vb.sparse().unwrap().pp("model.layers.0.self_attn");
+    names.map(|name| linear_no_bias(HIDDEN, HIDDEN, vb.pp(name)).unwrap())
+}
+
 #[test]
 fn a_weight_that_is_used_otherwise_is_an_error() {
     let stock = Stock::of("llama-2-silu");
     let vb = sparse(&stock);
-    let linear = linear_no_bias(
-        HIDDEN,
-        HIDDEN,
-        vb.sparse().unwrap().pp("model.layers.0.self_attn.q_proj"),
-    );
-    let linear = linear.unwrap();
-    let error = refused(&vb, || linear.weight().sum_all());
+    let [query, key] = attention(&vb, ["q_proj", "k_proj"]);
+    // It is seen as soon as others of the struct are multiplied.
+    let sum = || query.weight().sum_all();
+    assert_eq!(vb.forward(|| sum()?.to_scalar::<f32>()).unwrap(), 0.0);
+    let otherwise = || key.forward(&row())?.broadcast_add(&sum()?);
+    let error = refused(&vb, otherwise);
     assert!(
         error.contains("q_proj.weight was not multiplied"),
         "{error}"
     );
-    let error = refused(&vb, || linear.weight().matmul(&row().t()?));
+    let error = refused(&vb, || query.weight().matmul(&row().t()?));
     assert!(error.contains("on the left side"), "{error}");
-    let error = refused(&vb, || row().matmul(&linear.weight().narrow(0, 0, 8)?.t()?));
+    let error = refused(&vb, || row().matmul(&query.weight().narrow(0, 0, 8)?.t()?));
     assert!(error.contains("in part"), "{error}");
-    vb.forward(|| linear.forward(&row())).unwrap();
+    vb.forward(|| query.forward(&row())).unwrap();
+    vb.forward(|| key.forward(&row())).unwrap();
+    // A second struct has weights of its own, which the first one's use does not hide.
+    let [query, key] = attention(&vb, ["q_proj", "k_proj"]);
+    let otherwise = || {
+        key.forward(&row())?
+            .broadcast_add(&query.weight().sum_all()?)
+    };
+    let error = refused(&vb, otherwise);
+    assert!(
+        error.contains("q_proj.weight was not multiplied"),
+        "{error}"
+    );
+    vb.forward(|| query.forward(&row())).unwrap();
+    // What it gives after a panic is what it gave before.
+    let panics = || vb.forward(|| -> candle::Result<()> { panic!("as asked") });
+    assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
+    vb.forward(|| vb.forward(|| query.forward(&row()))).unwrap();
+    // There is nobody to give an error to outside of a forward.
+    let outside = catch_unwind(AssertUnwindSafe(|| query.forward(&row())));
+    let panic = outside.err().unwrap().downcast::<String>().unwrap();
+    assert!(
+        panic.contains("outside of FlashVarBuilder::forward"),
+        "{panic}"
+    );
+}
+
+#[test]
+fn what_the_budget_does_not_count_is_refused() {
+    let stock = Stock::of("llama-2-silu");
+    let vb = sparse(&stock);
     let names = [
         "model.layers.0.self_attn.q_proj.weight",
         "model.layers.0.mlp.up_proj.weight",
     ];
     for name in names {
-        let shape = vb.sparse().unwrap().get_unchecked(name);
-        let error = shape.unwrap_err().to_string();
+        let error = vb
+            .sparse()
+            .unwrap()
+            .get_unchecked(name)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("neither the weight of a linear layer"),
             "{error}"
@@ -149,12 +195,14 @@ fn a_weight_that_is_used_otherwise_is_an_error() {
         .unwrap_err()
         .to_string()
         .contains("nothing"));
-    assert!(linear_no_bias(
-        HIDDEN,
-        FFN,
-        vb.to_dtype(DType::BF16).pp("model.layers.0.mlp.up_proj")
-    )
-    .is_err());
+    let narrow = vb.to_dtype(DType::BF16).pp("model.layers.0.mlp.up_proj");
+    let error = linear_no_bias(HIDDEN, FFN, narrow).unwrap_err().to_string();
+    assert!(error.contains("BF16"), "{error}");
+    let bf16 = SparseOptions {
+        dtype: DType::BF16,
+        ..SparseOptions::default()
+    };
+    assert!(FlashVarBuilder::for_stock(&stock.folder, &bf16).is_err());
 }
 
 #[test]

@@ -163,6 +163,22 @@ fn checksum<T: Element>(numbers: &mut Numbers) {
     );
 }
 
+/// As many weights elsewhere as a model has, so that each product looks whether it is with one of them.
+#[cfg(wick)]
+fn weights_elsewhere() -> Vec<(Vec<f32>, gemm::wick::Registration)> {
+    let weights = (0..300).map(|_| {
+        let placeholder = vec![0f32; 64];
+        let range = placeholder.as_ptr_range();
+        let addresses = range.start as usize..range.end as usize;
+        let product = Box::new(|_: &[f32], _: &mut [f32]| Ok(()));
+        (
+            placeholder,
+            gemm::wick::register(addresses, [8, 8], product),
+        )
+    });
+    weights.collect()
+}
+
 fn time<T: Element>([m, n, k]: [usize; 3], rounds: usize) {
     let mut numbers = Numbers(7);
     // As candle's linear layers: the right side is a transposed weight.
@@ -213,6 +229,8 @@ fn main() {
             }
         }
         "times" => {
+            #[cfg(wick)]
+            let _weights = weights_elsewhere();
             for shape in [
                 [1, 1, 1],
                 [1, 16, 16],

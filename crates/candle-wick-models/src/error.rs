@@ -45,16 +45,6 @@ pub enum Error {
         /// The vocabulary's size.
         vocab_size: usize,
     },
-    /// The machine does not have what a plan by shares comes to.
-    #[error(
-        "the plan needs {needed_bytes} bytes more, {available_bytes} are free: lower --memory or --ctx"
-    )]
-    MemoryFull {
-        /// What is to be allocated.
-        needed_bytes: u64,
-        /// What the system has.
-        available_bytes: u64,
-    },
     /// A block's first token is given, so one token predicts nothing.
     #[error("a block of {block_tokens} tokens predicts nothing; it needs at least 2")]
     BlockTokens {

@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use candle::{Device, IndexOp, Tensor};
 use candle_wick::{
-    available_memory_bytes, current_rss_bytes, release_free_heap, Activation, ActivityTrace,
-    BudgetPlan, CachePolicy, ComputePool, DipOptions, FfnRecorder, FfnStats, FlashFolder,
-    FlashVarBuilder, IoOptions, Memory, Placement, PlanOptions, PredictorInput, SelectionRecorder,
-    SelectorKind, Switches,
+    release_free_heap, Activation, ActivityTrace, BudgetPlan, CachePolicy, ComputePool, DipOptions,
+    FfnRecorder, FfnStats, FlashFolder, FlashVarBuilder, IoOptions, Memory, Placement, PlanOptions,
+    PredictorInput, SelectionRecorder, SelectorKind, Switches,
 };
 use serde_json::Value;
 
@@ -18,11 +17,6 @@ use crate::interrupt::{Interrupt, INTERRUPTED};
 
 /// Context when nobody asks for one: long enough to try a model, and its KV stays small.
 const CTX_DEFAULT: usize = 512;
-/// What a compute thread touches of its stack and of its queues once it computes: with 200 of them a process grew by 10 MB after planning.
-const STACK_BYTES: u64 = 56 << 10;
-/// Without a budget, this share of the memory that is free may be used.
-const FREE_SHARE: f64 = 0.9;
-
 /// How to load a model.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
@@ -135,8 +129,6 @@ fn plan_budget(
     config: &dyn ModelConfig,
     options: &LoadOptions,
 ) -> Result<BudgetPlan> {
-    // What loading a tokenizer left free would be counted here and used again below.
-    release_free_heap();
     let longest = config.max_position_embeddings();
     let ctx = options.ctx.unwrap_or(longest.min(CTX_DEFAULT));
     if ctx == 0 || ctx > longest {
@@ -153,32 +145,18 @@ fn plan_budget(
     let layers = &folder.manifest().layers;
     let is_gated = layers.iter().all(|layer| layer.gate.is_some());
     options.dip.check_for(selector, is_gated)?;
-    let mut plan_options = PlanOptions {
+    let plan_options = PlanOptions {
         memory: options.memory,
         selector,
         window_tokens: options.window_tokens,
-        process_bytes: current_rss_bytes().unwrap_or(0)
-            + STACK_BYTES * rayon::current_num_threads() as u64,
+        process_bytes: 0,
+        other_bytes: 0,
     };
-    let needs = config.needs(ctx);
-    let plan = BudgetPlan::new(folder, &needs, &plan_options)?;
-    let Some(available_bytes) = available_memory_bytes() else {
-        return Ok(plan);
-    };
-    let free_bytes = (available_bytes as f64 * FREE_SHARE) as u64;
-    let needed_bytes = plan.total_bytes.saturating_sub(plan_options.process_bytes);
-    match options.memory {
-        None if plan.total_bytes > free_bytes => {
-            plan_options.memory = Some(Memory::Bytes(free_bytes));
-            Ok(BudgetPlan::new(folder, &needs, &plan_options)?)
-        }
-        // A share of the weights does not bound the rest, above all the KV cache of a long context.
-        Some(Memory::Percent(_)) if needed_bytes > available_bytes => Err(Error::MemoryFull {
-            needed_bytes,
-            available_bytes,
-        }),
-        _ => Ok(plan),
-    }
+    Ok(BudgetPlan::for_machine(
+        folder,
+        &config.needs(ctx),
+        plan_options,
+    )?)
 }
 
 /// Loads the model of a converted folder.

@@ -37,6 +37,7 @@ use crate::workspace::{column_workspace_bytes, workspace_bytes, CHUNK_TOKENS_MAX
 const LATER_PAGES_BYTES: u64 = 4 << 20;
 const SLOTS_LABEL: &str = "slots";
 const PAGE_TABLES_LABEL: &str = "page tables";
+const OTHER_LABEL: &str = "candle (embedding, KV cache, activations)";
 /// Prompt tokens computed together: the first that fits.
 const CHUNK_TOKENS: [usize; 3] = [CHUNK_TOKENS_MAX, 32, 8];
 /// Copies of the logits while they are computed, a position each: by row, by token, as handed out.
@@ -105,6 +106,8 @@ pub struct PlanOptions {
     pub window_tokens: Option<usize>,
     /// What the process holds before anything is loaded, the opened folder's ring included.
     pub process_bytes: u64,
+    /// What others will allocate for the model: candle, where the struct is its own.
+    pub other_bytes: u64,
 }
 
 /// One item of the budget.
@@ -161,6 +164,7 @@ fn as_text<S: serde::Serializer>(
 /// Everything but slots and streamable matrices.
 struct Fixed {
     process: u64,
+    other: u64,
     kv: u64,
     scratch: u64,
     ring: u64,
@@ -202,6 +206,7 @@ impl Fixed {
         let caches = Cached::of(folder, options.selector);
         Self {
             process: options.process_bytes.saturating_sub(folder.ring_bytes()) + LATER_PAGES_BYTES,
+            other: options.other_bytes,
             kv: needs.kv_position_bytes.saturating_mul(needs.ctx as u64),
             scratch: activations + steps,
             ring: folder.ring_bytes() + folder.bounce_bytes(),
@@ -223,7 +228,8 @@ impl Fixed {
 
     fn besides_weights(&self) -> u64 {
         // The KV of a hostile config may be anything.
-        (self.process + self.scratch + self.ring + self.books).saturating_add(self.kv)
+        let known = self.process + self.scratch + self.ring + self.books;
+        known.saturating_add(self.kv).saturating_add(self.other)
     }
 
     fn weights(&self) -> u64 {
@@ -309,44 +315,23 @@ impl BudgetPlan {
         weights: Weights,
         floor_bytes: u64,
     ) -> Self {
-        let mut lines = vec![
-            PlanLine {
-                label: "process (code, tokenizer, threads)",
-                bytes: fixed.process,
-            },
-            PlanLine {
-                label: "resident matrices",
-                bytes: weights.resident_bytes,
-            },
-            PlanLine {
-                label: "norms and biases",
-                bytes: fixed.vectors,
-            },
-            PlanLine {
-                label: "predictors",
-                bytes: fixed.predictors,
-            },
-            PlanLine {
-                label: SLOTS_LABEL,
-                bytes: weights.slot_bytes,
-            },
-            PlanLine {
-                label: "checksums and cache books",
-                bytes: fixed.books,
-            },
-            PlanLine {
-                label: "KV cache",
-                bytes: fixed.kv,
-            },
-            PlanLine {
-                label: "stream ring",
-                bytes: fixed.ring,
-            },
-            PlanLine {
-                label: "scratch",
-                bytes: fixed.scratch,
-            },
+        let lines = [
+            ("process (code, tokenizer, threads)", fixed.process),
+            (OTHER_LABEL, fixed.other),
+            ("resident matrices", weights.resident_bytes),
+            ("norms and biases", fixed.vectors),
+            ("predictors", fixed.predictors),
+            (SLOTS_LABEL, weights.slot_bytes),
+            ("checksums and cache books", fixed.books),
+            ("KV cache", fixed.kv),
+            ("stream ring", fixed.ring),
+            ("scratch", fixed.scratch),
         ];
+        let mut lines: Vec<PlanLine> = lines
+            .into_iter()
+            .map(|(label, bytes)| PlanLine { label, bytes })
+            .collect();
+        lines.retain(|line| line.label != OTHER_LABEL || line.bytes > 0);
         let total_bytes = with_page_tables_line(&mut lines);
         let mut slots_per_layer = weights.slots;
         let channel_slots_per_layer = slots_per_layer.split_off(folder.manifest().layers.len());
@@ -430,6 +415,7 @@ fn below_floor(
 ) -> Error {
     let parts = [
         ("process", fixed.process),
+        (OTHER_LABEL, fixed.other),
         (PAGE_TABLES_LABEL, page_table_bytes(floor_bytes)),
         ("KV cache", fixed.kv),
         ("scratch", fixed.scratch),
@@ -444,13 +430,14 @@ fn below_floor(
         Some(Memory::Percent(percent)) => (
             (dense_weight_bytes as f64 * percent / 100.0) as u64,
             weights_floor,
-            6,
+            7,
         ),
         Some(Memory::Bytes(bytes)) => (bytes, floor_bytes, 0),
         None => (u64::MAX, floor_bytes, 0),
     };
     let listed: Vec<String> = parts[from..]
         .iter()
+        .filter(|(label, bytes)| *label != OTHER_LABEL || *bytes > 0)
         .map(|(label, bytes)| format!("{label} {}", HumanBytes(*bytes)))
         .collect();
     Error::BelowFloor {

@@ -92,6 +92,16 @@ pub enum Error {
         /// What makes up the floor.
         breakdown: String,
     },
+    /// The machine does not have what a plan by shares comes to.
+    #[error(
+        "the plan needs {needed_bytes} bytes more, {available_bytes} are free: lower --memory or --ctx"
+    )]
+    MemoryFull {
+        /// What is to be allocated.
+        needed_bytes: u64,
+        /// What the system has.
+        available_bytes: u64,
+    },
     /// A selector that this layer, model or folder cannot serve.
     #[error("selector {selector}: {reason}")]
     Selector {

@@ -24,6 +24,7 @@ mod kv_cache;
 mod linear;
 mod lookahead;
 mod low_rank;
+mod machine_plan;
 mod matrix;
 mod memory;
 mod mlp;

@@ -38,6 +38,11 @@ impl ComputePool {
         Ok(Self(pool))
     }
 
+    /// Whether the current thread is one of the pool's.
+    pub fn is_current(&self) -> bool {
+        self.0.current_thread_index().is_some()
+    }
+
     /// Runs `work` on a thread of the pool.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.0.install(work)

@@ -23,7 +23,7 @@ use crate::matrix::Matrix;
 use crate::predictor_kind::PredictorInput;
 use crate::selector_kind::SelectorKind;
 #[cfg(feature = "wick-gemm")]
-use crate::sparse::Sparse;
+use crate::sparse::Store;
 use crate::stats::FfnStats;
 use crate::trace::ActivityTrace;
 use crate::workspace::{FfnRecorder, SelectionRecorder, Workspace};
@@ -118,7 +118,7 @@ pub struct FlashVarBuilder {
     /// One scratch for all layers, which take turns.
     workspace: Arc<Mutex<Workspace>>,
     #[cfg(feature = "wick-gemm")]
-    sparse: Arc<Sparse>,
+    store: Arc<Store>,
     prefix: String,
 }
 
@@ -138,24 +138,33 @@ impl FlashVarBuilder {
             placement: Arc::new(placement),
             workspace: Arc::new(Mutex::new(workspace)),
             #[cfg(feature = "wick-gemm")]
-            sparse: Arc::default(),
+            store: Arc::default(),
             prefix: String::new(),
         }
     }
 
     /// As [`Self::new`], with what a stock model needs.
     #[cfg(feature = "wick-gemm")]
-    pub(crate) fn with_sparse(folder: &FlashFolder, placement: Placement, sparse: Sparse) -> Self {
+    pub(crate) fn with_store(folder: &FlashFolder, placement: Placement, store: Store) -> Self {
         Self {
-            sparse: Arc::new(sparse),
+            store: Arc::new(store),
             ..Self::new(folder, placement)
         }
     }
 
     /// What its clones share for stock models.
     #[cfg(feature = "wick-gemm")]
-    pub(crate) fn sparse_state(&self) -> &Sparse {
-        &self.sparse
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The root of the tree.
+    #[cfg(feature = "wick-gemm")]
+    pub(crate) fn root(&self) -> Self {
+        Self {
+            prefix: String::new(),
+            ..self.clone()
+        }
     }
 
     /// One step down the tree, as in candle's `VarBuilder`.

@@ -11,8 +11,8 @@
 //! ([`wick`]) is computed by whoever registered it; all others go to the kernels of gemm 0.19.0 (`gemm-f32` and its
 //! siblings), called as gemm itself calls them, so that results are the same to the bit.
 //!
-//! Locked to 0.19.0 by its own version and by those of the kernels. `candle-wick` needs its module `wick`: without the
-//! patch, or with a candle of another gemm beside it, it does not compile.
+//! Locked to 0.19.0 by its own version and by those of the kernels. `candle-wick` with its feature `wick-gemm` needs the module
+//! `wick`: without the patch it does not compile. That candle itself has another gemm is seen when a model is built.
 //!
 //! Not here: candle, files, models.
 

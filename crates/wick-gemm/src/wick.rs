@@ -142,8 +142,8 @@ pub(crate) unsafe fn take_over<T: 'static>(
             } else {
                 let (rows, columns) = (weight.rows, weight.columns);
                 Err(format!(
-                    "a weight ({rows}, {columns}) that is not in memory is multiplied in part, or as ({n}, {k}), or neither in \
-                     f32 nor in f16"
+                    "a weight ({rows}, {columns}) that is not in memory is multiplied in part, turned, or as another type: as \
+                     ({n}, {k})"
                 ))
             }
         }

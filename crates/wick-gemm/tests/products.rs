@@ -1,6 +1,6 @@
 //! Products of every shape, stride and element type beside a naive twin.
 
-use gemm::{f16, gemm, Parallelism};
+use gemm::{c32, f16, gemm, Parallelism};
 use proptest::prelude::*;
 
 /// A matrix inside a larger piece of memory, walked in any direction.
@@ -198,5 +198,51 @@ fn large_products_go_to_several_threads() {
     for size in [(1, 1024, 1024), (64, 300, 2048), (300, 64, 17)] {
         check::<f32>(size, [plain, plain, turned], false, Parallelism::Rayon(0)).unwrap();
         check::<f16>(size, [plain, plain, turned], false, Parallelism::Rayon(0)).unwrap();
+    }
+}
+
+/// `conj` of a complex number, if asked for.
+fn conjugated(value: c32, is_conjugated: bool) -> c32 {
+    match is_conjugated {
+        true => value.conj(),
+        false => value,
+    }
+}
+
+proptest! {
+    /// Also where the product is turned around for the kernel, and what was on the left is on the right.
+    #[test]
+    fn complex_products_are_those_of_the_naive_twin(
+        (m, n, k) in (1..12usize, 1..12usize, 0..12usize),
+        by_column in any::<bool>(),
+        conj in any::<[bool; 3]>(),
+        read_dst in any::<bool>(),
+    ) {
+        let numbers = |count: usize, seed: usize| -> Vec<c32> {
+            let value = |at: usize| ((at * 37 + seed) % 19) as f32 / 19.0 - 0.5;
+            (0..count).map(|at| c32::new(value(at), value(at + 7))).collect()
+        };
+        let (left, right, before) = (numbers(m * k, 1), numbers(k * n, 2), numbers(m * n, 3));
+        let (alpha, beta) = (c32::new(0.5, 0.25), c32::new(1.5, -0.5));
+        let (column_stride, row_stride) = if by_column { (m, 1) } else { (1, n) };
+        let mut got = before.clone();
+        // SAFETY: matrices of these sizes.
+        unsafe {
+            gemm(
+                m, n, k, got.as_mut_ptr(), column_stride as isize, row_stride as isize, read_dst, left.as_ptr(), 1, k as isize,
+                right.as_ptr(), 1, n as isize, alpha, beta, conj[0], conj[1], conj[2], Parallelism::None,
+            );
+        }
+        for row in 0..m {
+            for column in 0..n {
+                let at = row * row_stride + column * column_stride;
+                let products = (0..k).map(|depth| {
+                    conjugated(left[row * k + depth], conj[1]) * conjugated(right[depth * n + column], conj[2])
+                });
+                let kept = if read_dst { alpha * conjugated(before[at], conj[0]) } else { c32::new(0.0, 0.0) };
+                let expected = kept + beta * products.sum::<c32>();
+                prop_assert!((got[at] - expected).norm_sqr() < 1e-8, "{} {expected}", got[at]);
+            }
+        }
     }
 }

@@ -76,7 +76,7 @@ pub use probe::{EngineProbe, EngineRate};
 pub use reader::{
     try_uring, Reader, READER_BOUNCE_BYTES, READER_THREADS_MAX, READER_THREAD_BYTES_MAX,
 };
-pub use release::release_to_zeros;
+pub use release::{release_to_zeros, release_zeros};
 pub use slow::SlowDiskOptions;
 pub use source::SourceFile;
 pub use ticket::Ticket;

@@ -16,6 +16,14 @@ pub fn release_to_zeros(bytes: &mut [u8]) {
     }
 }
 
+/// Gives back what `bytes`, which are zeros, fill of whole pages, where the system can: nothing is touched elsewhere.
+pub fn release_zeros(bytes: &mut [u8]) {
+    let page = rustix::param::page_size();
+    let start = bytes.as_ptr().align_offset(page).min(bytes.len());
+    let whole = (bytes.len() - start) / page * page;
+    drop_pages(&mut bytes[start..start + whole]);
+}
+
 /// Whether the system took the pages back and gives zeros in their place.
 #[cfg(target_os = "linux")]
 fn drop_pages(pages: &mut [u8]) -> bool {

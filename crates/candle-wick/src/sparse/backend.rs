@@ -13,21 +13,27 @@ use crate::var_builder::FlashVarBuilder;
 
 pub(super) struct SparseBackend {
     vb: FlashVarBuilder,
-    /// What a struct gets that asks for a head of its own.
-    head: Option<String>,
+    /// The number of the struct that is built.
+    of_struct: usize,
+    /// What a struct gets that asks for a head.
+    head: String,
 }
 
 impl SparseBackend {
     pub(super) fn new(vb: FlashVarBuilder) -> Result<Self> {
         let head = StockFacts::of(vb.folder())?.head;
-        Ok(Self { vb, head })
+        Ok(Self {
+            of_struct: vb.store().begin_struct(),
+            vb,
+            head,
+        })
     }
 
     /// The name of a tensor in the folder.
     fn stored<'a>(&'a self, name: &'a str) -> &'a str {
-        match &self.head {
-            Some(head) if name == HEAD => head,
-            _ => name,
+        match name == HEAD && !self.head.is_empty() {
+            true => &self.head,
+            false => name,
         }
     }
 
@@ -45,10 +51,18 @@ impl SparseBackend {
                 got,
             });
         }
+        let planned = self.vb.store().dtype;
+        if dtype != planned {
+            let reason = format!("{name} is asked for as {dtype:?}, planned was {planned:?}: SparseOptions::dtype says which");
+            return Err(Error::Stock { reason });
+        }
         match *shape.dims() {
-            [rows, columns] if is_linear => self.vb.stand_in(name, [rows, columns], dtype),
             [rows, columns] if is_embedding(name) => {
                 self.vb.embedding(name, [rows, columns], dtype)
+            }
+            [rows, columns] if is_linear => {
+                self.vb
+                    .stand_in(self.of_struct, name, [rows, columns], dtype)
             }
             [_, _] => {
                 let reason = format!(

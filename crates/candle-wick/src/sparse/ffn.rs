@@ -2,16 +2,15 @@
 //!
 //! The first products, gate and up, are kept for the last: they note their input `x` and answer with known values, other ones for
 //! each row and neuron. What then arrives at the product with down tells what the struct made of them, which must be
-//! `act(gate) * up`, or `act(up)` without a gate: then, and only then, the FFN of `x` is what the struct wants, and
+//! `act(gate) * up`, or `act(up)` without a gate, as far as the struct's dtype can tell: then the FFN of `x` is what it wants, and
 //! [`FlashMlp`] computes it, as in our own definitions to the bit. (With real gate and up values neurons that were read for
 //! them would have to be read again for down wherever not all of them fit.)
 //!
-//! A forward runs on one thread, so what has begun is kept by thread; two threads may run one model.
+//! A forward runs on one thread, so what has begun is kept by thread.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use candle::DType;
 use wick_format::FfnLayer;
@@ -21,12 +20,15 @@ use crate::activation::Activation;
 use crate::error::Result;
 use crate::mlp::FlashMlp;
 use crate::neurons::optional_values;
-use crate::var_builder::{lock, FfnPart, FlashVarBuilder};
-use crate::workspace::Workspace;
+use crate::var_builder::{FfnPart, FlashVarBuilder};
 
 /// What gate and up answer: where activations differ from each other, and no two alike.
-const GATES: [f32; 11] = [-3.0, 1.5, -0.75, 0.4, 2.5, -1.3, 0.1, -0.2, 7.0, 3.5, -6.0];
-const UPS: [f32; 11] = [1.0, -0.5, 2.0, 0.8, -1.25, 1.6, 0.7, -2.2, 1.1, -0.9, 1.4];
+const GATES: [f32; 13] = [
+    -3.0, 1.5, -0.75, 0.4, 2.5, -1.3, 0.1, -0.2, 7.0, 3.5, -6.0, 0.02, 11.0,
+];
+const UPS: [f32; 13] = [
+    1.0, -0.5, 2.0, 0.8, -1.25, 1.6, 0.7, -2.2, 1.1, -0.9, 1.4, 1.9, 0.6,
+];
 
 thread_local! {
     /// What has begun on this thread, by layer.
@@ -41,19 +43,42 @@ pub(super) fn forget_begun() {
     BEGUN.take();
 }
 
-/// How far a struct's activation, in this dtype, may be from ours.
-pub(super) fn tolerance(dtype: DType) -> f32 {
-    match dtype {
-        DType::F16 => 2e-2,
-        _ => 1e-4,
-    }
+/// An FFN that has not been finished, if there is one: what is wrong with it.
+pub(super) fn unfinished() -> Option<String> {
+    BEGUN.with_borrow(|begun| {
+        let begun = begun.values().next()?;
+        Some(format!("{}: its down projection never came", begun.prefix))
+    })
 }
 
 /// The input of gate and up, and which of them have been asked for.
 struct Begun {
+    prefix: String,
     x: Vec<f32>,
     gate: bool,
     up: bool,
+}
+
+/// How far what a struct makes of the answers may be from what we make of them.
+#[derive(Clone, Copy)]
+struct Tolerance {
+    absolute: f32,
+    relative: f32,
+}
+
+impl Tolerance {
+    /// What rounding in `dtype` does to values of the answers' size, in candle's approximations of functions, too; and to answers from
+    /// which biases of up to `bias_max` are taken before candle adds them.
+    fn of(dtype: DType, bias_max: f32) -> Self {
+        let (absolute, relative, of_bias) = match dtype {
+            DType::F16 => (1e-3, 4e-3, 4e-3),
+            _ => (1e-5, 1e-4, 1e-6),
+        };
+        Self {
+            absolute: absolute + of_bias * bias_max,
+            relative,
+        }
+    }
 }
 
 /// One layer.
@@ -66,9 +91,8 @@ pub(super) struct SparseFfn {
     /// What the struct adds to the answers of gate and of up.
     gate_bias: Option<Vec<f32>>,
     up_bias: Option<Vec<f32>>,
-    workspace: Arc<Mutex<Workspace>>,
-    /// One thread at a time: whether a step is a prompt's is said before it.
-    turn: Mutex<()>,
+    /// The largest of these.
+    bias_max: f32,
 }
 
 impl SparseFfn {
@@ -82,15 +106,17 @@ impl SparseFfn {
         let (folder, ffn) = (vb.folder(), layer.intermediate_size);
         let mlp = FlashMlp::load_layer(vb, activation, without_down_bias(layer.clone()))?;
         mlp.refuse_other_inputs()?;
+        let gate_bias = optional_values(folder, &layer.gate_bias, ffn)?;
+        let up_bias = optional_values(folder, &layer.up_bias, ffn)?;
+        let biases = gate_bias.iter().chain(&up_bias).flatten();
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             mlp,
             activation,
             chunk_tokens,
-            gate_bias: optional_values(folder, &layer.gate_bias, ffn)?,
-            up_bias: optional_values(folder, &layer.up_bias, ffn)?,
-            workspace: vb.workspace().clone(),
-            turn: Mutex::new(()),
+            bias_max: biases.fold(0.0, |most, bias| bias.abs().max(most)),
+            gate_bias,
+            up_bias,
             layer,
         })
     }
@@ -111,12 +137,12 @@ impl SparseFfn {
         part: FfnPart,
         x: &[f32],
         y: &mut [f32],
-        tolerance: f32,
+        dtype: DType,
     ) -> std::result::Result<(), String> {
         match part {
             FfnPart::Gate => self.begin(part, x, y, &self.gate_bias),
             FfnPart::Up => self.begin(part, x, y, &self.up_bias),
-            FfnPart::Down => self.finish(x, y, tolerance),
+            FfnPart::Down => self.finish(x, y, Tolerance::of(dtype, self.bias_max)),
         }
         .map_err(|reason| format!("{}: {reason}", self.layer.prefix))
     }
@@ -131,11 +157,22 @@ impl SparseFfn {
     ) -> std::result::Result<(), String> {
         BEGUN.with_borrow_mut(|begun| {
             let is_gate = matches!(part, FfnPart::Gate);
-            let begun = begun.entry(self.id).or_insert_with(|| Begun::new(x));
+            let begun = begun.entry(self.id).or_insert_with(|| Begun {
+                prefix: self.layer.prefix.clone(),
+                x: x.to_vec(),
+                gate: false,
+                up: false,
+            });
             if (is_gate && begun.gate) || (!is_gate && begun.up) {
-                *begun = Begun::new(x); // the one before was given up
+                return Err("its gate or up projection is asked for twice before down".to_owned());
             }
-            if begun.x != x {
+            // By their bits: a NaN is the same input, too.
+            if !begun
+                .x
+                .iter()
+                .map(|x| x.to_bits())
+                .eq(x.iter().map(|x| x.to_bits()))
+            {
                 return Err("its gate and its up have different inputs".to_owned());
             }
             *(if is_gate {
@@ -164,7 +201,7 @@ impl SparseFfn {
         &self,
         activated: &[f32],
         y: &mut [f32],
-        tolerance: f32,
+        tolerance: Tolerance,
     ) -> std::result::Result<(), String> {
         let (hidden, is_gated) = (self.layer.hidden_size, self.layer.gate.is_some());
         let begun = BEGUN.with_borrow_mut(|begun| begun.remove(&self.id));
@@ -174,8 +211,6 @@ impl SparseFfn {
             "its down projection does not follow the others of the same tokens: they are not one FFN",
         )?;
         self.check(activated, tolerance)?;
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        lock(&self.workspace).is_prompt = x.len() > hidden;
         let chunk = self.chunk_tokens * hidden;
         for (x, y) in x.chunks(chunk).zip(y.chunks_mut(chunk)) {
             let computed = self.mlp.forward_rows(x, y);
@@ -184,7 +219,7 @@ impl SparseFfn {
         Ok(())
     }
 
-    fn check(&self, activated: &[f32], tolerance: f32) -> std::result::Result<(), String> {
+    fn check(&self, activated: &[f32], tolerance: Tolerance) -> std::result::Result<(), String> {
         if self.is_by(self.activation, activated, tolerance) {
             return Ok(());
         }
@@ -200,7 +235,7 @@ impl SparseFfn {
     }
 
     /// Whether the values are what this activation makes of the answers.
-    fn is_by(&self, activation: Activation, activated: &[f32], tolerance: f32) -> bool {
+    fn is_by(&self, activation: Activation, activated: &[f32], tolerance: Tolerance) -> bool {
         let known = GATES
             .iter()
             .zip(&UPS)
@@ -213,18 +248,8 @@ impl SparseFfn {
         rows.all(|(row, values)| {
             values.iter().enumerate().all(|(neuron, value)| {
                 let known = known[(row + neuron) % known.len()];
-                (value - known).abs() <= tolerance * (1.0 + known.abs())
+                (value - known).abs() <= tolerance.absolute + tolerance.relative * known.abs()
             })
         })
-    }
-}
-
-impl Begun {
-    fn new(x: &[f32]) -> Self {
-        Self {
-            x: x.to_vec(),
-            gate: false,
-            up: false,
-        }
     }
 }

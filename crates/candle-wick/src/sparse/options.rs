@@ -30,8 +30,9 @@ pub struct SparseOptions {
     /// The activation of the struct's FFNs; by default what its config says, and what candle's Llama and Falcon have whatever it
     /// says. Each forward checks it.
     pub activation: Option<Activation>,
-    /// What the model allocates itself, for the budget: KV cache, activations, logits. As
-    /// [`StockOptions::reserve_bytes`](crate::stock::StockOptions::reserve_bytes).
+    /// What the model allocates itself, for the budget: KV cache, activations, logits; as
+    /// [`StockOptions::reserve_bytes`](crate::stock::StockOptions::reserve_bytes), and for a prompt of `n` tokens about
+    /// `8 n * intermediate_size` bytes more, for what passes between candle and the store.
     pub reserve_bytes: u64,
     /// See [`Placement::window_tokens`](crate::Placement::window_tokens).
     pub window_tokens: Option<usize>,
@@ -60,6 +61,13 @@ impl Default for SparseOptions {
 impl SparseOptions {
     /// Plans for the struct that `facts` are of.
     pub(super) fn plan(&self, folder: &FlashFolder, facts: &StockFacts) -> Result<BudgetPlan> {
+        if !matches!(self.dtype, DType::F32 | DType::F16) {
+            let reason = format!(
+                "a dtype of {:?} is not supported here, F32 and F16 are",
+                self.dtype
+            );
+            return Err(Error::Stock { reason });
+        }
         let activation = self.activation.unwrap_or(facts.activation);
         let selector = match self.selector {
             Some(selector) => selector,
@@ -69,7 +77,6 @@ impl SparseOptions {
         let layers = &folder.manifest().layers;
         let is_gated = layers.iter().all(|layer| layer.gate.is_some());
         self.dip.check_for(selector, is_gated)?;
-        wick_io::release_free_heap();
         let values = embeddings(folder).map(|(_, extent)| extent.shape.iter().product::<usize>());
         let candle_bytes = (values.sum::<usize>() * self.dtype.size_in_bytes()) as u64;
         let embedding = embeddings(folder).next().map(|(name, _)| name.clone());
@@ -84,7 +91,8 @@ impl SparseOptions {
             token_values: 0,
             vocab_size: 0,
             embedding: embedding.unwrap_or_default(),
-            head: facts.head.clone().unwrap_or_default(),
+            // Of a tied model candle has one tensor, which the embedding's bytes are.
+            head: HEAD.to_owned(),
         };
         let dense_bytes = folder.manifest().dense_weight_bytes.max(1) as f64;
         let memory = match self.memory {
@@ -95,22 +103,27 @@ impl SparseOptions {
             }
             memory => memory,
         };
-        let process_bytes = wick_io::current_rss_bytes().unwrap_or(0);
         let options = PlanOptions {
             memory,
             selector,
             window_tokens: self.window_tokens,
-            process_bytes: process_bytes + self.reserve_bytes + candle_bytes,
+            process_bytes: 0,
+            other_bytes: self
+                .reserve_bytes
+                .saturating_add(candle_bytes)
+                .saturating_add(facts.rope_bytes),
         };
-        BudgetPlan::new(folder, &needs, &options)
+        BudgetPlan::for_machine(folder, &needs, options)
     }
 }
 
 /// What candle's struct for a folder's config has and asks for.
 pub(super) struct StockFacts {
     pub(super) activation: Activation,
-    /// The tensor of its head, where that is a linear layer of its own.
-    pub(super) head: Option<String>,
+    /// The tensor of its head: the embedding's in a tied model.
+    pub(super) head: String,
+    /// Its tables of rotary embeddings, for all positions that the config allows.
+    pub(super) rope_bytes: u64,
 }
 
 impl StockFacts {
@@ -132,14 +145,30 @@ impl StockFacts {
             (_, None) => return Err(fail(format!("it has none of {}", keys.join(", ")))),
         };
         let head = match folder.extent(HEAD) {
-            Some(_) => Some(HEAD.to_owned()),
-            // It knows no tied head.
-            None if model_type == "falcon" => {
-                embeddings(folder).next().map(|(name, _)| name.clone())
-            }
-            None => None,
+            Some(_) => HEAD.to_owned(),
+            // Candle's Falcon knows no tied head; what it asks for is the embedding.
+            None => embeddings(folder)
+                .next()
+                .map_or(String::new(), |(name, _)| name.clone()),
         };
-        Ok(Self { activation, head })
+        let number = |key: &str| config.get(key).and_then(Value::as_u64).unwrap_or(0);
+        let head_dim = match number("head_dim") {
+            0 => number("hidden_size") / number("num_attention_heads").max(1),
+            head_dim => head_dim,
+        };
+        let tables = match model_type {
+            "phi" => number("num_hidden_layers"),
+            _ => 1,
+        };
+        // Sines and cosines of half a head each, and one table more while they are made.
+        let rope_bytes = [4, number("max_position_embeddings"), head_dim]
+            .into_iter()
+            .fold(tables.saturating_add(1), u64::saturating_mul);
+        Ok(Self {
+            activation,
+            head,
+            rope_bytes,
+        })
     }
 }
 

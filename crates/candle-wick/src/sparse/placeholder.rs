@@ -4,19 +4,27 @@
 //!
 //! Invariant: while the placeholder lives its values stay where they are. When it goes zeros are taken out of the tensor
 //! first: a model that still holds it gets an error from candle then, and no other tensor ever lay at an address that is
-//! registered.
+//! registered. (Who replaces the values of a model's weight by an in-place operation of candle's breaks that.)
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use candle::{CpuStorage, DType, Device, Shape, Storage, Tensor};
 use gemm::wick::{catching, register, Registration};
 use wick_kernels::{dot_rows, WeightDtype};
 
+use super::running::{is_running, outer, Running};
 use crate::error::{Error, Result};
 use crate::linear::transposed;
 use crate::matrix::Matrix;
 use crate::stock::buffer::{take, Buffer};
+
+/// Whose forwards the products of a placeholder belong to, and how many there were.
+#[derive(Clone)]
+pub(super) struct Uses {
+    pub(super) store: u64,
+    pub(super) products: Arc<AtomicU64>,
+}
 
 /// A weight of a stock struct whose products come here.
 pub(super) struct Placeholder {
@@ -32,17 +40,23 @@ impl Placeholder {
     pub(super) fn new(
         shape: [usize; 2],
         dtype: DType,
+        uses: Uses,
         product: impl Fn(&[f32], &mut [f32]) -> std::result::Result<(), String> + Send + Sync + 'static,
     ) -> Result<Self> {
         check_dtype(dtype)?;
-        let values = Buffer::zeroed(dtype, shape[0] * shape[1])?.released();
+        let values = Buffer::zeroed(dtype, shape[0] * shape[1])?.untouched();
         let tensor = values.into_tensor(Shape::from(&shape))?;
-        Self::over(tensor, shape, false, product)
+        Self::over(tensor, shape, false, uses, product)
     }
 
     /// The rows of `matrix` as a tensor that is looked up by rows, and may be a head, too: its products go through our kernels, which
     /// have all threads for a single token.
-    pub(super) fn embedding(matrix: &Matrix, shape: [usize; 2], dtype: DType) -> Result<Self> {
+    pub(super) fn embedding(
+        matrix: &Matrix,
+        shape: [usize; 2],
+        dtype: DType,
+        uses: Uses,
+    ) -> Result<Self> {
         check_dtype(dtype)?;
         let [rows, columns] = shape;
         let mut values = Buffer::zeroed(dtype, rows * columns)?;
@@ -52,7 +66,7 @@ impl Placeholder {
         })?;
         let tensor = values.into_tensor(Shape::from(&shape))?;
         let values = tensor.clone();
-        Self::over(tensor, shape, true, move |x, y| {
+        Self::over(tensor, shape, true, uses, move |x, y| {
             let (storage, _) = values.storage_and_layout();
             let Storage::Cpu(storage) = &*storage else {
                 return Err("an embedding left the CPU".to_owned());
@@ -76,12 +90,24 @@ impl Placeholder {
         tensor: Tensor,
         shape: [usize; 2],
         has_values: bool,
+        uses: Uses,
         product: impl Fn(&[f32], &mut [f32]) -> std::result::Result<(), String> + Send + Sync + 'static,
     ) -> Result<Self> {
+        if shape.contains(&0) {
+            let reason = format!("a weight of shape {shape:?} has no elements");
+            return Err(Error::Stock { reason });
+        }
         let was_used = Arc::new(AtomicBool::new(has_values));
         let use_it = was_used.clone();
         let product = move |x: &[f32], y: &mut [f32]| {
+            if !is_running(uses.store) {
+                return Err(
+                    "a product with a weight on flash outside of FlashVarBuilder::forward"
+                        .to_owned(),
+                );
+            }
             use_it.store(true, Ordering::Relaxed);
+            uses.products.fetch_add(1, Ordering::Relaxed);
             product(x, y)
         };
         let registration = register(addresses(&tensor)?, shape, Box::new(product));
@@ -115,8 +141,8 @@ impl Drop for Placeholder {
                 drop(self.registration.take());
                 drop(values);
             }
-            // Somebody holds it in the middle of a product: better to stay registered than to be taken for another.
-            Err(_) => std::mem::forget(self.registration.take()),
+            // Nothing in candle makes it so; but addresses that are registered must not be free for others.
+            Err(_) => std::mem::forget((self.registration.take(), self.tensor.clone())),
         }
     }
 }
@@ -151,16 +177,22 @@ fn addresses(tensor: &Tensor) -> Result<std::ops::Range<usize>> {
 
 /// Sees whether candle's products come here at all: not if it multiplies with MKL or Accelerate, or by another gemm.
 pub(super) fn check_patch() -> Result<()> {
-    let probe = Placeholder::new([1, 1], DType::F32, |_, y| {
+    let uses = Uses {
+        store: u64::MAX,
+        products: Arc::default(),
+    };
+    let probe = Placeholder::new([1, 1], DType::F32, uses, |_, y| {
         y[0] = 7.0;
         Ok(())
     })?;
     let one = Tensor::ones((1, 1), DType::F32, &Device::Cpu)?;
-    let (product, _) = catching(|| {
+    let product = || {
         one.matmul(&probe.tensor.t()?)?
             .flatten_all()?
             .to_vec1::<f32>()
-    });
+    };
+    let _running = Running::begin(outer(), u64::MAX);
+    let (product, _) = catching(product);
     if product? == [7.0] {
         return Ok(());
     }

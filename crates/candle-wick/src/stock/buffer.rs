@@ -61,19 +61,24 @@ impl Buffer {
         }
     }
 
-    /// Zeros that take no memory: what was behind them goes back to the system until somebody writes.
-    pub(crate) fn released(mut self) -> Self {
-        wick_io::release_to_zeros(match &mut self {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
             Self::F32(values) => bytemuck::cast_slice_mut(values),
             Self::F16(values) => bytemuck::cast_slice_mut(values),
             Self::Bf16(values) => bytemuck::cast_slice_mut(values),
-        });
+        }
+    }
+
+    /// Zeros that take no memory until somebody writes, where the system can.
+    #[cfg(feature = "wick-gemm")]
+    pub(crate) fn untouched(mut self) -> Self {
+        wick_io::release_zeros(self.bytes_mut());
         self
     }
 
     /// Frees the values, with the memory behind them: an allocator may keep the place, not its pages.
-    pub(super) fn free(self) {
-        drop(self.released());
+    pub(super) fn free(mut self) {
+        wick_io::release_to_zeros(self.bytes_mut());
     }
 
     /// Stored weights `bytes` become the values from `start` on, every `step`-th one: rounded to nearest even, as

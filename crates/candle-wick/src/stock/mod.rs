@@ -25,7 +25,8 @@
 //! Mistral, Phi, Phi-3, Qwen2, Qwen3, Mixtral, Qwen3-MoE and others. Of a mixture of experts only the experts
 //! that were routed to are read. Others are refused when they are built.
 //!
-//! Not here: sparsity inside an FFN, which needs our own definitions (`candle-wick-models`).
+//! Not here: sparsity inside an FFN: [`FlashVarBuilder::sparse`](crate::FlashVarBuilder), with another gemm, or our own definitions
+//! (`candle-wick-models`).
 
 mod backend;
 pub(crate) mod buffer;

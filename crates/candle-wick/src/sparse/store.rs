@@ -1,0 +1,205 @@
+//! What the clones of a `FlashVarBuilder` share for stock models: FFNs, other matrices, placeholders, and the turns of forwards.
+
+use std::collections::HashMap;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use candle::{DType, Tensor};
+use gemm::wick::catching;
+
+use super::ffn::{unfinished, SparseFfn};
+use super::options::SparseOptions;
+use super::placeholder::{Placeholder, Uses};
+use super::running::{outer, Running};
+use crate::activation::Activation;
+use crate::budget::BudgetPlan;
+use crate::error::{Error, Result};
+use crate::matrix::Matrix;
+use crate::pool::{with_awake_threads, ComputePool};
+use crate::workspace::CHUNK_TOKENS_MAX;
+
+/// Distinguishes stores for as long as the process lives, which addresses would not.
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+
+/// The weights of stock models built from one `FlashVarBuilder`.
+pub(crate) struct Store {
+    id: u64,
+    pub(super) plan: Option<BudgetPlan>,
+    pub(super) activation: Option<Activation>,
+    /// What the structs compute in.
+    pub(super) dtype: DType,
+    /// Tokens of one step.
+    pub(super) chunk_tokens: usize,
+    loaded: OnceLock<Loaded>,
+    /// Forwards go one after the other: a thread that waits for its products must not begin another one.
+    turn: Mutex<()>,
+    tensors: Mutex<Tensors>,
+}
+
+/// What is loaded for the first struct.
+struct Loaded {
+    pool: ComputePool,
+    ffns: Vec<Arc<SparseFfn>>,
+}
+
+/// What structs were given.
+#[derive(Default)]
+pub(super) struct Tensors {
+    pub(super) matrices: HashMap<String, Arc<Matrix>>,
+    pub(super) embeddings: HashMap<String, Placeholder>,
+    structs: Vec<Struct>,
+}
+
+/// What one struct was given: placeholders of its own, so that none hides that another struct's is not multiplied.
+#[derive(Default)]
+struct Struct {
+    /// Products with them so far.
+    products: Arc<AtomicU64>,
+    placeholders: Vec<(String, Placeholder)>,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            plan: None,
+            activation: None,
+            dtype: DType::F32,
+            chunk_tokens: CHUNK_TOKENS_MAX,
+            loaded: OnceLock::new(),
+            turn: Mutex::new(()),
+            tensors: Mutex::default(),
+        }
+    }
+}
+
+impl Store {
+    /// For structs that `plan` and `options` are of.
+    pub(super) fn planned(plan: BudgetPlan, options: &SparseOptions) -> Self {
+        Self {
+            activation: options.activation,
+            dtype: options.dtype,
+            chunk_tokens: plan.chunk_tokens,
+            plan: Some(plan),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn tensors(&self) -> MutexGuard<'_, Tensors> {
+        self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Loads the FFNs once.
+    pub(super) fn load(&self, load: impl FnOnce() -> Result<Vec<Arc<SparseFfn>>>) -> Result<()> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.loaded.get().is_none() {
+            let pool = ComputePool::new()?;
+            let ffns = load()?;
+            let _is_first = self.loaded.set(Loaded { pool, ffns });
+        }
+        Ok(())
+    }
+
+    pub(super) fn ffns(&self) -> &[Arc<SparseFfn>] {
+        self.loaded.get().map_or(&[], |loaded| &loaded.ffns)
+    }
+
+    /// The number of a struct that will be built.
+    pub(super) fn begin_struct(&self) -> usize {
+        let mut tensors = self.tensors();
+        tensors.structs.push(Struct::default());
+        tensors.structs.len() - 1
+    }
+
+    /// What placeholders of this struct count by, or what no struct has alone.
+    pub(super) fn uses(&self, of_struct: Option<usize>) -> Uses {
+        let products = of_struct.map(|number| self.tensors().structs[number].products.clone());
+        Uses {
+            store: self.id,
+            products: products.unwrap_or_default(),
+        }
+    }
+
+    /// Keeps a placeholder of a struct, and gives what stands for it.
+    pub(super) fn keep(&self, of_struct: usize, name: &str, placeholder: Placeholder) -> Tensor {
+        let tensor = placeholder.tensor();
+        let kept = (name.to_owned(), placeholder);
+        self.tensors().structs[of_struct].placeholders.push(kept);
+        tensor
+    }
+
+    /// Products of each struct so far.
+    fn products(&self) -> Vec<u64> {
+        let tensors = self.tensors();
+        let structs = tensors.structs.iter();
+        structs
+            .map(|built| built.products.load(Ordering::Relaxed))
+            .collect()
+    }
+
+    /// Runs `forward` when it is its turn, on the store's threads.
+    pub(super) fn forward<T: Send>(
+        &self,
+        forward: impl FnOnce() -> candle::Result<T> + Send,
+    ) -> candle::Result<T> {
+        let outer = outer();
+        let loaded = match self.loaded.get() {
+            Some(loaded) if outer.last() != Some(&self.id) => loaded,
+            _ => return forward(), // a part of the one around it, or of a struct that is not from here
+        };
+        if outer.contains(&self.id) || loaded.pool.is_current() {
+            let reason =
+                "a forward of these weights is begun inside of another one, which waits for it"
+                    .to_owned();
+            return Err(Error::Stock { reason }.into());
+        }
+        let run = || {
+            let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            loaded.pool.run(|| self.run(outer, forward))
+        };
+        match rayon::current_thread_index() {
+            None => run(),
+            // To wait inside of a pool is to pick up its other tasks, and one of them may want this turn, too.
+            Some(_) => std::thread::scope(|scope| scope.spawn(run).join())
+                .unwrap_or_else(|panic| resume_unwind(panic)),
+        }
+    }
+
+    fn run<T>(
+        &self,
+        outer: Vec<u64>,
+        forward: impl FnOnce() -> candle::Result<T>,
+    ) -> candle::Result<T> {
+        let _running = Running::begin(outer, self.id);
+        let before = self.products();
+        let (result, failure) = catching(|| with_awake_threads(forward));
+        if let Some(reason) = failure {
+            return Err(Error::Stock { reason }.into());
+        }
+        let result = result?;
+        if let Some(reason) = unfinished() {
+            return Err(Error::Stock { reason }.into());
+        }
+        self.check_all_used(&before)?;
+        Ok(result)
+    }
+
+    /// A pass through a struct, which there was if it multiplied, multiplies with all of its weights.
+    fn check_all_used(&self, before: &[u64]) -> Result<()> {
+        let tensors = self.tensors();
+        let passed = tensors.structs.iter().zip(before);
+        let passed =
+            passed.filter(|(built, before)| built.products.load(Ordering::Relaxed) > **before);
+        let mut placeholders = passed.flat_map(|(built, _)| &built.placeholders);
+        match placeholders.find(|(_, weight)| !weight.was_used()) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let reason = format!(
+                    "{name} was not multiplied: the model uses this weight in another way than a linear layer does, and saw zeros"
+                );
+                Err(Error::Stock { reason })
+            }
+        }
+    }
+}
