@@ -99,11 +99,13 @@ pub(crate) fn is_in_use() -> bool {
     COUNT.load(Ordering::Acquire) > 0
 }
 
-/// The weight whose placeholder has this address, and where it starts.
-fn find(address: usize) -> Option<(usize, Arc<Weight>)> {
+/// The weights whose placeholders have these addresses, and where they start.
+fn find<const N: usize>(addresses: [usize; N]) -> [Option<(usize, Arc<Weight>)>; N] {
     let weights = WEIGHTS.read().unwrap_or_else(PoisonError::into_inner);
-    let (start, weight) = weights.range(..=address).next_back()?;
-    (address < weight.end).then(|| (*start, weight.clone()))
+    addresses.map(|address| {
+        let (start, weight) = weights.range(..=address).next_back()?;
+        (address < weight.end).then(|| (*start, weight.clone()))
+    })
 }
 
 /// The factors of a product.
@@ -124,7 +126,7 @@ pub(crate) unsafe fn take_over<T: 'static>(
     rhs: Strided<*const T>,
     scale: Scale<'_, T>,
 ) -> bool {
-    let (on_left, on_right) = (find(lhs.start as usize), find(rhs.start as usize));
+    let [on_left, on_right] = find([lhs.start as usize, rhs.start as usize]);
     if on_left.is_none() && on_right.is_none() {
         return false;
     }

@@ -99,7 +99,7 @@ fn a_weight_in_part_on_the_left_or_in_f64_is_an_error() {
         let expected = if number < 2 { "in part" } else { "on the left" };
         assert!(reason.contains(expected), "{reason}");
     }
-    let doubles = vec![0f64; 3];
+    let doubles = [0f64; 3];
     let range = doubles.as_ptr_range();
     let addresses = range.start as usize..range.end as usize;
     let _registration = register(addresses, [3, 1], Box::new(numbered));
