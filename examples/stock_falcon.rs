@@ -53,6 +53,7 @@ fn main() -> anyhow::Result<()> {
     let mut falcon = Falcon::load(vb.sparse()?, config.clone())?;
 
     let mut tokens = tokenizer.encode(&args.prompt)?;
+    anyhow::ensure!(!tokens.is_empty(), "an empty prompt");
     let mut stream = tokenizer.stream(&tokens);
     let mut logits_processor = LogitsProcessor::new(299792458, None, None);
     let (prompt_len, mut position) = (tokens.len(), 0);

@@ -56,7 +56,12 @@ fn main() -> anyhow::Result<()> {
         let logits = handle.forward(|| llama.forward(&input, position, &mut cache))?;
         position = tokens.len();
         let next = logits_processor.sample(&logits.squeeze(0)?)?;
-        if matches!(config.eos_token_id, Some(LlamaEosToks::Single(eos)) if eos == next) {
+        let is_end = match &config.eos_token_id {
+            Some(LlamaEosToks::Single(eos)) => *eos == next,
+            Some(LlamaEosToks::Multiple(all)) => all.contains(&next),
+            None => false,
+        };
+        if is_end {
             break;
         }
         tokens.push(next);

@@ -116,7 +116,7 @@ fn edit_json(path: &Path, edit: impl FnOnce(&mut Value)) {
 }
 
 /// Writes a file of a converted folder, and its size and hash into the manifest.
-fn replace_listed(folder: &Path, name: &str, bytes: &[u8]) {
+pub(crate) fn replace_listed(folder: &Path, name: &str, bytes: &[u8]) {
     fs::write(folder.join(name), bytes).unwrap();
     let mut hasher = FileHasher::new();
     hasher.update(bytes);

@@ -276,9 +276,9 @@ fn a_plan_counts_what_candle_holds() {
             .find(|line| line.label.starts_with("candle"))
             .unwrap()
             .bytes;
-        // The embedding in f32, and a table of rotary embeddings for 2048 positions, twice.
+        // The embedding in f32, and tables of rotary embeddings for 5000 positions in each of 3 layers.
         let embedding = 320 * 80 * 4;
-        let rope = 2 * 2048 * 16 * 4;
+        let rope = (2 * 3 + 3) * 5000 * 16 * 4;
         assert_eq!(candle, options.reserve_bytes + embedding + rope);
         assert!(plan.total_bytes <= limit);
         let (mut forward, vb) = stock.sparse(vb);

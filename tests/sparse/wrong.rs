@@ -7,6 +7,7 @@ use candle_nn::{linear_no_bias, Linear};
 use candle_wick::{Activation, Memory};
 
 use super::*;
+use crate::failures::replace_listed;
 
 const HIDDEN: usize = 64;
 const FFN: usize = 176;
@@ -237,4 +238,41 @@ fn budgets_and_selectors_that_cannot_be_are_refused_before_anything_is_loaded() 
         ..options(SelectorKind::LowRank, None)
     });
     assert!(lowrank.contains("predictors"), "{lowrank}");
+}
+
+/// As a hostile config could be: candle would run with it, divide by zero or allocate without end.
+#[test]
+fn a_config_of_another_model_is_refused() {
+    for (key, value, expected) in [
+        ("num_hidden_layers", json!(2), "the folder holds 3 layers"),
+        (
+            "num_hidden_layers",
+            json!(10_000_000_000u64),
+            "the folder holds 3 layers",
+        ),
+        ("num_attention_heads", json!(0), "num_attention_heads is 0"),
+        (
+            "max_position_embeddings",
+            json!(u64::MAX),
+            "below the floor",
+        ),
+    ] {
+        let stock = Stock::of("llama-2-silu");
+        let mut config: Value = serde_json::from_str(&stock.folder.config_json().unwrap()).unwrap();
+        config[key] = value.clone();
+        replace_listed(
+            stock.out.path(),
+            "config.json",
+            config.to_string().as_bytes(),
+        );
+        let folder = FlashFolder::open(stock.out.path(), IoOptions::default()).unwrap();
+        for memory in [None, Some(Memory::Percent(100.0))] {
+            let made = FlashVarBuilder::for_stock(&folder, &options(SelectorKind::Dense, memory));
+            let error = made.err().expect("refused").to_string();
+            assert!(
+                error.contains(expected) || error.contains("free"),
+                "{key} {value}: {error}"
+            );
+        }
+    }
 }

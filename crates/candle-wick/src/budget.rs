@@ -59,7 +59,8 @@ fn with_page_tables(resident_bytes: u64) -> u64 {
 /// Ends `lines` with their page tables and gives the sum of all.
 fn with_page_tables_line(lines: &mut Vec<PlanLine>) -> u64 {
     lines.retain(|line| line.label != PAGE_TABLES_LABEL);
-    let resident_bytes = lines.iter().map(|line| line.bytes).sum();
+    let bytes = lines.iter().map(|line| line.bytes);
+    let resident_bytes = bytes.fold(0, u64::saturating_add);
     let total_bytes = with_page_tables(resident_bytes);
     lines.push(PlanLine {
         label: PAGE_TABLES_LABEL,

@@ -17,7 +17,7 @@ use wick_format::FfnLayer;
 
 use super::without_down_bias;
 use crate::activation::Activation;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mlp::FlashMlp;
 use crate::neurons::optional_values;
 use crate::var_builder::{FfnPart, FlashVarBuilder};
@@ -64,19 +64,21 @@ struct Begun {
 struct Tolerance {
     absolute: f32,
     relative: f32,
+    of_bias: f32,
 }
 
 impl Tolerance {
     /// What rounding in `dtype` does to values of the answers' size, in candle's approximations of functions, too; and to answers from
-    /// which biases of up to `bias_max` are taken before candle adds them.
-    fn of(dtype: DType, bias_max: f32) -> Self {
+    /// which a bias is taken before candle adds it.
+    fn of(dtype: DType) -> Self {
         let (absolute, relative, of_bias) = match dtype {
             DType::F16 => (1e-3, 4e-3, 4e-3),
             _ => (1e-5, 1e-4, 1e-6),
         };
         Self {
-            absolute: absolute + of_bias * bias_max,
+            absolute,
             relative,
+            of_bias,
         }
     }
 }
@@ -91,8 +93,6 @@ pub(super) struct SparseFfn {
     /// What the struct adds to the answers of gate and of up.
     gate_bias: Option<Vec<f32>>,
     up_bias: Option<Vec<f32>>,
-    /// The largest of these.
-    bias_max: f32,
 }
 
 impl SparseFfn {
@@ -108,13 +108,16 @@ impl SparseFfn {
         mlp.refuse_other_inputs()?;
         let gate_bias = optional_values(folder, &layer.gate_bias, ffn)?;
         let up_bias = optional_values(folder, &layer.up_bias, ffn)?;
-        let biases = gate_bias.iter().chain(&up_bias).flatten();
+        let mut biases = gate_bias.iter().chain(&up_bias).flatten();
+        if biases.any(|bias| !bias.is_finite()) {
+            let reason = format!("{}: a bias is not a finite number", layer.prefix);
+            return Err(Error::Stock { reason });
+        }
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             mlp,
             activation,
             chunk_tokens,
-            bias_max: biases.fold(0.0, |most, bias| bias.abs().max(most)),
             gate_bias,
             up_bias,
             layer,
@@ -142,7 +145,7 @@ impl SparseFfn {
         match part {
             FfnPart::Gate => self.begin(part, x, y, &self.gate_bias),
             FfnPart::Up => self.begin(part, x, y, &self.up_bias),
-            FfnPart::Down => self.finish(x, y, Tolerance::of(dtype, self.bias_max)),
+            FfnPart::Down => self.finish(x, y, Tolerance::of(dtype)),
         }
         .map_err(|reason| format!("{}: {reason}", self.layer.prefix))
     }
@@ -248,7 +251,10 @@ impl SparseFfn {
         rows.all(|(row, values)| {
             values.iter().enumerate().all(|(neuron, value)| {
                 let known = known[(row + neuron) % known.len()];
-                (value - known).abs() <= tolerance.absolute + tolerance.relative * known.abs()
+                let biases = [&self.gate_bias, &self.up_bias].into_iter().flatten();
+                let bias: f32 = biases.map(|bias| bias[neuron].abs()).sum();
+                let most = tolerance.absolute + tolerance.relative * known.abs();
+                (value - known).abs() <= most + tolerance.of_bias * bias
             })
         })
     }

@@ -11,7 +11,7 @@ use crate::dip::DipOptions;
 use crate::error::{Error, Result};
 use crate::eviction_order::CachePolicy;
 use crate::folder::FlashFolder;
-use crate::memory::Memory;
+use crate::memory::{HumanBytes, Memory};
 use crate::selector_kind::SelectorKind;
 use crate::var_builder::Switches;
 use crate::workspace::CHUNK_TOKENS_MAX;
@@ -113,7 +113,30 @@ impl SparseOptions {
                 .saturating_add(candle_bytes)
                 .saturating_add(facts.rope_bytes),
         };
-        BudgetPlan::for_machine(folder, &needs, options)
+        let plan = BudgetPlan::for_machine(folder, &needs, options);
+        plan.map_err(|error| self.with_candles(error, dense_bytes, candle_bytes))
+    }
+
+    /// An error about a share, of which candle's was taken, in numbers of what was asked for.
+    fn with_candles(&self, error: Error, dense_bytes: f64, candle_bytes: u64) -> Error {
+        match (error, self.memory) {
+            (
+                Error::BelowFloor {
+                    floor_bytes,
+                    breakdown,
+                    ..
+                },
+                Some(Memory::Percent(percent)),
+            ) => Error::BelowFloor {
+                budget_bytes: (dense_bytes * percent / 100.0) as u64,
+                floor_bytes: floor_bytes.saturating_add(candle_bytes),
+                breakdown: format!(
+                    "candle's embedding {}, {breakdown}",
+                    HumanBytes(candle_bytes)
+                ),
+            },
+            (error, _) => error,
+        }
     }
 }
 
@@ -152,18 +175,31 @@ impl StockFacts {
                 .map_or(String::new(), |(name, _)| name.clone()),
         };
         let number = |key: &str| config.get(key).and_then(Value::as_u64).unwrap_or(0);
+        let (layers, stored) = (
+            number("num_hidden_layers"),
+            folder.manifest().layers.len() as u64,
+        );
+        if layers != stored {
+            let reason = format!("num_hidden_layers is {layers}, the folder holds {stored} layers");
+            return Err(fail(reason));
+        }
+        let heads = number("num_attention_heads");
+        if heads == 0 {
+            return Err(fail("num_attention_heads is 0 or no number".to_owned()));
+        }
         let head_dim = match number("head_dim") {
-            0 => number("hidden_size") / number("num_attention_heads").max(1),
+            0 => number("hidden_size") / heads,
             head_dim => head_dim,
         };
-        let tables = match model_type {
-            "phi" => number("num_hidden_layers"),
-            _ => 1,
+        // Sines and cosines: of half a head each, and of one table more while they are made. Falcon has whole heads' in each layer.
+        let (positions, tables) = match model_type {
+            "falcon" => (FALCON_POSITIONS, 2 * layers + 3),
+            "phi" => (number("max_position_embeddings"), layers + 1),
+            _ => (number("max_position_embeddings"), 2),
         };
-        // Sines and cosines of half a head each, and one table more while they are made.
-        let rope_bytes = [4, number("max_position_embeddings"), head_dim]
+        let rope_bytes = [positions, head_dim, tables]
             .into_iter()
-            .fold(tables.saturating_add(1), u64::saturating_mul);
+            .fold(4, u64::saturating_mul);
         Ok(Self {
             activation,
             head,
@@ -171,6 +207,9 @@ impl StockFacts {
         })
     }
 }
+
+/// Positions that candle's Falcon has tables for, whatever its config says.
+const FALCON_POSITIONS: u64 = 5000;
 
 /// Where stock structs look for their head.
 pub(super) const HEAD: &str = "lm_head.weight";

@@ -34,6 +34,8 @@ pub(crate) struct Store {
     loaded: OnceLock<Loaded>,
     /// Forwards go one after the other: a thread that waits for its products must not begin another one.
     turn: Mutex<()>,
+    /// One thread loads.
+    loading: Mutex<()>,
     tensors: Mutex<Tensors>,
 }
 
@@ -69,6 +71,7 @@ impl Default for Store {
             chunk_tokens: CHUNK_TOKENS_MAX,
             loaded: OnceLock::new(),
             turn: Mutex::new(()),
+            loading: Mutex::new(()),
             tensors: Mutex::default(),
         }
     }
@@ -92,7 +95,7 @@ impl Store {
 
     /// Loads the FFNs once.
     pub(super) fn load(&self, load: impl FnOnce() -> Result<Vec<Arc<SparseFfn>>>) -> Result<()> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         if self.loaded.get().is_none() {
             let pool = ComputePool::new()?;
             let ffns = load()?;
