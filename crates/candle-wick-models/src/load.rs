@@ -17,6 +17,7 @@ use crate::interrupt::{Interrupt, INTERRUPTED};
 
 /// Context when nobody asks for one: long enough to try a model, and its KV stays small.
 const CTX_DEFAULT: usize = 512;
+
 /// How to load a model.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {

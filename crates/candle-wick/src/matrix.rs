@@ -83,6 +83,7 @@ impl Matrix {
     }
 
     /// The element type in the file.
+    #[cfg(feature = "wick-gemm")]
     pub(crate) fn dtype(&self) -> WeightDtype {
         self.dtype
     }
