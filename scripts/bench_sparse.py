@@ -14,18 +14,9 @@ import statistics
 import subprocess
 import sys
 
-from bench_stock import ROOT, Cgroup, mib
+from bench_stock import Cgroup, build, mib
 
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
-
-
-def build():
-    command = ["cargo", "bench", "--bench", "sparse", "--no-run"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    found = re.search(r"Executable benches/sparse.rs \((.*)\)", result.stderr)
-    if not found:
-        sys.exit(result.stderr)
-    return str(ROOT / found.group(1))
 
 
 def limit_bytes(memory):
@@ -63,7 +54,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--f16", action="store_true", help="let candle compute in f16")
     arguments = parser.parse_args()
-    binary = build()
+    binary = build("sparse")
     print(
         "| selector | budget | ours: ms a token | candle's struct | ratio | MB read a token | perplexity | peak |\n"
         "|---|---|---|---|---|---|---|---|"

@@ -21,10 +21,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/bench/stock.md"
 
 
-def build():
-    command = ["cargo", "bench", "--bench", "stock", "--no-run"]
+def build(bench):
+    """Where the program of `benches/{bench}.rs` lies."""
+    command = ["cargo", "bench", "--bench", bench, "--no-run"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    found = re.search(r"Executable benches/stock.rs \((.*)\)", result.stderr)
+    found = re.search(rf"Executable benches/{bench}.rs \((.*)\)", result.stderr)
     if not found:
         sys.exit(result.stderr)
     return str(ROOT / found.group(1))
@@ -69,7 +70,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="replace docs/bench/stock.md")
     arguments = parser.parse_args()
-    binary = build()
+    binary = build("stock")
     lines = [
         "| model (random weights, f32) | budget = cgroup limit | peak (VmHWM) | of in memory | in DRAM of the linear layers "
         "| read per token | ms per token | of sequential | same logits |",

@@ -14,6 +14,7 @@ use tempfile::TempDir;
 use crate::support::{converted_to, expected, fixture, ConvertArgs};
 
 mod numbers;
+mod quantized;
 mod threads;
 mod wrong;
 

@@ -138,14 +138,7 @@ fn plan_budget(
         return Err(Error::Config { path, reason });
     }
     let activation = config.activation()?;
-    let selector = match options.selector {
-        Some(selector) => selector,
-        None => SelectorKind::preferred(folder, activation)?,
-    };
-    selector.check(folder, activation)?;
-    let layers = &folder.manifest().layers;
-    let is_gated = layers.iter().all(|layer| layer.gate.is_some());
-    options.dip.check_for(selector, is_gated)?;
+    let selector = SelectorKind::chosen(options.selector, folder, activation, options.dip)?;
     let plan_options = PlanOptions {
         memory: options.memory,
         selector,

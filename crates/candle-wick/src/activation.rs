@@ -144,7 +144,6 @@ impl Activation {
     }
 
     /// Every function, those with several names more than once.
-    #[cfg(feature = "wick-gemm")]
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         NAMES.into_iter().map(|(_, activation)| activation)
     }

@@ -45,7 +45,6 @@ mod rows;
 mod selection;
 mod selector;
 mod selector_kind;
-#[cfg(feature = "wick-gemm")]
 mod sparse;
 mod stats;
 mod step;
@@ -79,7 +78,6 @@ pub use predictors::{PredictorMetadata, WindowShares, WINDOW_TOKENS};
 pub use recorded_trace::{LayerTrace, RecordedTrace, TraceMetadata};
 pub use residuals::Residuals;
 pub use selector_kind::SelectorKind;
-#[cfg(feature = "wick-gemm")]
 pub use sparse::SparseOptions;
 pub use stats::{FfnStats, MatrixStats};
 pub use trace::{ActivityTrace, TraceFigures};

@@ -149,8 +149,7 @@ impl Columns {
         let Some((layer, part)) = ffn_matrix(folder, &name) else {
             return Ok(None);
         };
-        let mut layers = folder.manifest().layers.iter();
-        let index = layers.position(|other| other.prefix == layer.prefix);
+        let index = folder.manifest().layer_index(&layer.prefix);
         let index = index.expect("it is one of them");
         let (kind, matrix) = part.in_columns(layer);
         let slots = placement.column_slots(kind, index);

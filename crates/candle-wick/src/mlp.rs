@@ -135,8 +135,7 @@ impl FlashMlp {
         activation: Activation,
         layer: FfnLayer,
     ) -> Result<Self> {
-        let mut layers = vb.folder().manifest().layers.iter();
-        let index = layers.position(|other| other.prefix == layer.prefix);
+        let index = vb.folder().manifest().layer_index(&layer.prefix);
         let index = index.expect("it is one of them");
         let (placement, intermediate_size) = (vb.placement(), layer.intermediate_size);
         if placement.selector.reads_columns(vb.folder()) {

@@ -39,7 +39,7 @@ enum By {
 impl Pruning {
     /// The pruning `kind` of a layer. Without a gate there is but one: by the size of the activation.
     pub(crate) fn new(kind: SelectorKind, options: DipOptions, is_gated: bool) -> Result<Self> {
-        options.check()?;
+        options.check(kind)?;
         let refuse = |reason: String| {
             Err(Error::Selector {
                 selector: kind.name(),
@@ -65,7 +65,7 @@ impl Pruning {
         let share = (matrices * options.density - dense) / (matrices - dense);
         if share <= 0.0 {
             return refuse(format!(
-                "density is {}, and what decides is {:.3} of the FFN already",
+                "density is {:?}, and what decides is {:.3} of the FFN already",
                 options.density,
                 dense / matrices
             ));

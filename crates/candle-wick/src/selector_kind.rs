@@ -6,9 +6,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::activation::Activation;
+use crate::dip::DipOptions;
 use crate::error::{Error, Result};
 use crate::folder::FlashFolder;
 use crate::predictor_kind::PredictorForm;
+use crate::pruning::Pruning;
 
 /// The name of a selector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +85,32 @@ impl SelectorKind {
         }
     }
 
+    /// The selector that was `asked` for, or the one that suits a folder best.
+    ///
+    /// # Errors
+    /// It cannot choose in the folder, with this activation or with what `dip` says.
+    pub fn chosen(
+        asked: Option<Self>,
+        folder: &FlashFolder,
+        activation: Activation,
+        dip: DipOptions,
+    ) -> Result<Self> {
+        let selector = match asked {
+            Some(selector) => selector,
+            None => Self::preferred(folder, activation)?,
+        };
+        selector.check(folder, activation)?;
+        let mut layers = folder.manifest().layers.iter();
+        let is_gated = layers.all(|layer| layer.gate.is_some());
+        match selector.is_pruning() {
+            true => Pruning::new(selector, dip, is_gated).map(drop)?,
+            false => dip.check(selector)?,
+        }
+        Ok(selector)
+    }
+
     /// What chooses when nobody says: what uses the folder's predictors where that is exact, and `Dense` elsewhere.
-    pub fn preferred(folder: &FlashFolder, activation: Activation) -> Result<Self> {
+    fn preferred(folder: &FlashFolder, activation: Activation) -> Result<Self> {
         let predictors = match activation.is_relu_like() {
             true => folder.predictors()?,
             false => None,

@@ -22,6 +22,7 @@ use crate::lookahead::Lookahead;
 use crate::matrix::Matrix;
 use crate::predictor_kind::PredictorInput;
 use crate::selector_kind::SelectorKind;
+use crate::sparse::Planned;
 #[cfg(feature = "wick-gemm")]
 use crate::sparse::Store;
 use crate::stats::FfnStats;
@@ -117,6 +118,8 @@ pub struct FlashVarBuilder {
     placement: Arc<Placement>,
     /// One scratch for all layers, which take turns.
     workspace: Arc<Mutex<Workspace>>,
+    /// For stock models, when they were planned for.
+    planned: Option<Arc<Planned>>,
     #[cfg(feature = "wick-gemm")]
     store: Arc<Store>,
     prefix: String,
@@ -137,19 +140,24 @@ impl FlashVarBuilder {
             folder: folder.clone(),
             placement: Arc::new(placement),
             workspace: Arc::new(Mutex::new(workspace)),
+            planned: None,
             #[cfg(feature = "wick-gemm")]
             store: Arc::default(),
             prefix: String::new(),
         }
     }
 
-    /// As [`Self::new`], with what a stock model needs.
-    #[cfg(feature = "wick-gemm")]
-    pub(crate) fn with_store(folder: &FlashFolder, placement: Placement, store: Store) -> Self {
+    /// As [`Self::new`], for stock models as `planned`.
+    pub(crate) fn with_plan(folder: &FlashFolder, placement: Placement, planned: Planned) -> Self {
         Self {
-            store: Arc::new(store),
+            planned: Some(Arc::new(planned)),
             ..Self::new(folder, placement)
         }
+    }
+
+    /// What stock models were planned as.
+    pub(crate) fn planned(&self) -> Option<&Arc<Planned>> {
+        self.planned.as_ref()
     }
 
     /// What its clones share for stock models.
@@ -159,7 +167,6 @@ impl FlashVarBuilder {
     }
 
     /// The root of the tree.
-    #[cfg(feature = "wick-gemm")]
     pub(crate) fn root(&self) -> Self {
         Self {
             prefix: String::new(),
@@ -262,11 +269,7 @@ impl FlashVarBuilder {
             return Some(extent.shape.clone());
         }
         let (layer, part) = ffn_matrix(&self.folder, name)?;
-        let (hidden, ffn) = (layer.hidden_size, layer.intermediate_size);
-        Some(match part {
-            FfnPart::Gate | FfnPart::Up => vec![ffn, hidden],
-            FfnPart::Down => vec![hidden, ffn],
-        })
+        Some(part.shape(layer).to_vec())
     }
 
     /// A tensor as f32 on the CPU.
@@ -295,10 +298,10 @@ impl FlashVarBuilder {
 
     /// The FFN records of the layer at this place.
     pub(crate) fn ffn_layer(&self) -> Result<FfnLayer> {
-        let mut layers = self.folder.manifest().layers.iter();
-        let layer = layers.find(|layer| layer.prefix == self.prefix);
-        let layer = layer.ok_or_else(|| self.folder.missing(&self.path("neurons")))?;
-        Ok(layer.clone())
+        let manifest = self.folder.manifest();
+        let index = manifest.layer_index(&self.prefix);
+        let index = index.ok_or_else(|| self.folder.missing(&self.path("neurons")))?;
+        Ok(manifest.layers[index].clone())
     }
 
     /// Candle's own `VarBuilder` over the same folder, from its root: dense tensors, rebuilt from the records
@@ -336,6 +339,15 @@ impl FfnPart {
             Some(Self::Up)
         } else {
             (layer.down == name).then_some(Self::Down)
+        }
+    }
+
+    /// `[out_dim, in_dim]` of this matrix of `layer`.
+    pub(crate) fn shape(self, layer: &FfnLayer) -> [usize; 2] {
+        let (hidden, ffn) = (layer.hidden_size, layer.intermediate_size);
+        match self {
+            Self::Gate | Self::Up => [ffn, hidden],
+            Self::Down => [hidden, ffn],
         }
     }
 

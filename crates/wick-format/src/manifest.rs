@@ -125,6 +125,11 @@ impl Manifest {
         origin.map_or(&self.model_hash, |origin| &origin.model_hash)
     }
 
+    /// The place of the layer at `prefix`, such as `model.layers.0.mlp`.
+    pub fn layer_index(&self, prefix: &str) -> Option<usize> {
+        self.layers.iter().position(|layer| layer.prefix == prefix)
+    }
+
     /// The hash of the record files' hashes, in the order in which layers first name them.
     ///
     /// A file that is not in `files` counts as nothing; `parse` has refused such a manifest.

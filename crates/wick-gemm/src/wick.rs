@@ -131,22 +131,26 @@ pub(crate) unsafe fn take_over<T: 'static>(
         return false;
     }
     let mut y = vec![0.0; m * n];
+    let element = Element::of::<T>();
     let outcome = match on_right {
         Some((start, weight)) if on_left.is_none() => {
             let is_whole = start == rhs.start as usize
                 && (weight.rows, weight.columns) == (n, k)
                 && (rhs.row_stride == 1 || k == 1)
                 && (rhs.column_stride == k as isize || n == 1);
-            if is_whole && Element::of::<T>().is_some() {
-                // SAFETY: `lhs` is a matrix in memory.
-                let x = unsafe { rows_of(lhs, m, k) };
-                (weight.product)(&x, &mut y)
-            } else {
-                let (rows, columns) = (weight.rows, weight.columns);
-                Err(format!(
-                    "a weight ({rows}, {columns}) that is not in memory is multiplied in part, turned, or as another type: as \
-                     ({n}, {k})"
-                ))
+            match element.filter(|_| is_whole) {
+                Some(element) => {
+                    // SAFETY: `lhs` is a matrix in memory, of this type.
+                    let x = unsafe { rows_of(element, lhs, m, k) };
+                    (weight.product)(&x, &mut y)
+                }
+                None => {
+                    let (rows, columns) = (weight.rows, weight.columns);
+                    Err(format!(
+                        "a weight ({rows}, {columns}) that is not in memory is multiplied in part, turned, or as another type: as \
+                         ({n}, {k})"
+                    ))
+                }
             }
         }
         _ => Err("a weight that is not in memory is on the left side of a product".to_owned()),
@@ -155,8 +159,10 @@ pub(crate) unsafe fn take_over<T: 'static>(
         y.fill(f32::NAN);
         note(reason);
     }
-    // SAFETY: `dst` is a matrix in memory that nobody else has access to.
-    unsafe { write_rows(dst, (m, n), &y, scale) };
+    if let Some(element) = element {
+        // SAFETY: `dst` is a matrix in memory, of this type, that nobody else has access to.
+        unsafe { write_rows(element, dst, (m, n), &y, scale) };
+    }
     true
 }
 
@@ -218,39 +224,35 @@ impl Element {
     }
 }
 
-/// The rows of a matrix `(m, k)` of f32 or f16, one after the other.
+/// The rows of a matrix `(m, k)`, one after the other.
 ///
 /// # Safety
-/// It is in memory.
-unsafe fn rows_of<T: 'static>(matrix: Strided<*const T>, m: usize, k: usize) -> Vec<f32> {
-    let Some(element) = Element::of::<T>() else {
-        return Vec::new();
-    };
+/// It is in memory, and its elements are of the type `element`.
+unsafe fn rows_of<T>(element: Element, matrix: Strided<*const T>, m: usize, k: usize) -> Vec<f32> {
     let mut rows = Vec::with_capacity(m * k);
     for row in 0..m as isize {
         for column in 0..k as isize {
             let offset = row * matrix.row_stride + column * matrix.column_stride;
-            // SAFETY: an element of the matrix, which is of the type that was asked for.
+            // SAFETY: an element of the matrix.
             rows.push(unsafe { element.read(matrix.start.offset(offset)) });
         }
     }
     rows
 }
 
-/// `dst = alpha dst + beta y`, for `y` `(m, n)`. Where numbers are neither f32 nor f16 `dst` is left as it was.
+/// `dst = alpha dst + beta y`, for `y` `(m, n)`.
 ///
 /// # Safety
-/// `dst` is a matrix in memory that nobody else has access to, and initialised where it counts.
-unsafe fn write_rows<T: 'static>(
+/// `dst` is a matrix in memory that nobody else has access to, initialised where it counts, and its elements are of the type
+/// `element`.
+unsafe fn write_rows<T>(
+    element: Element,
     dst: Strided<*mut T>,
     (m, n): (usize, usize),
     y: &[f32],
     scale: Scale<'_, T>,
 ) {
-    let Some(element) = Element::of::<T>() else {
-        return;
-    };
-    // SAFETY: references of the type that was asked for.
+    // SAFETY: references to elements of this type.
     let (alpha, beta) = unsafe { (element.read(scale.alpha), element.read(scale.beta)) };
     for (row, values) in y.chunks(n.max(1)).enumerate().take(m) {
         for (column, value) in values.iter().enumerate() {

@@ -4,11 +4,7 @@
 ///
 /// Takes time for every page that was in use, nothing for pages that never were.
 pub fn release_to_zeros(bytes: &mut [u8]) {
-    let page = rustix::param::page_size();
-    let start = bytes.as_ptr().align_offset(page).min(bytes.len());
-    let whole = (bytes.len() - start) / page * page;
-    let (head, rest) = bytes.split_at_mut(start);
-    let (pages, tail) = rest.split_at_mut(whole);
+    let (head, pages, tail) = at_whole_pages(bytes);
     head.fill(0);
     tail.fill(0);
     if !drop_pages(pages) {
@@ -18,10 +14,18 @@ pub fn release_to_zeros(bytes: &mut [u8]) {
 
 /// Gives back what `bytes`, which are zeros, fill of whole pages, where the system can: nothing is touched elsewhere.
 pub fn release_zeros(bytes: &mut [u8]) {
+    let (_, pages, _) = at_whole_pages(bytes);
+    drop_pages(pages);
+}
+
+/// `bytes` before their whole pages, those pages, and what comes after them.
+fn at_whole_pages(bytes: &mut [u8]) -> (&mut [u8], &mut [u8], &mut [u8]) {
     let page = rustix::param::page_size();
     let start = bytes.as_ptr().align_offset(page).min(bytes.len());
-    let whole = (bytes.len() - start) / page * page;
-    drop_pages(&mut bytes[start..start + whole]);
+    let (head, rest) = bytes.split_at_mut(start);
+    let whole = rest.len() / page * page;
+    let (pages, tail) = rest.split_at_mut(whole);
+    (head, pages, tail)
 }
 
 /// Whether the system took the pages back and gives zeros in their place.

@@ -59,7 +59,7 @@ impl DipLayer {
         let selector = placement.selector;
         selector.check(folder, activation)?;
         let dip = placement.dip;
-        dip.check()?;
+        dip.check(selector)?;
         let keep = match selector {
             SelectorKind::Dip | SelectorKind::DipCa => {
                 dip.keep(1 + usize::from(layer.gate.is_some()), hidden, ffn)

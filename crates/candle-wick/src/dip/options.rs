@@ -6,7 +6,6 @@
 use std::fmt;
 
 use crate::error::{Error, Result};
-use crate::pruning::Pruning;
 use crate::selector_kind::SelectorKind;
 
 /// Slope and offset of the published fit: the share of kept inputs, in logits, for a density in logits.
@@ -56,12 +55,12 @@ pub(crate) struct Keep {
 }
 
 impl DipOptions {
-    /// Refuses a density or gamma out of bounds.
-    pub fn check(&self) -> Result<()> {
+    /// Refuses a density or gamma out of bounds, for `selector`.
+    pub(crate) fn check(&self, selector: SelectorKind) -> Result<()> {
         let refuse = |what: &str, value: f64, good: &str| {
             Err(Error::Selector {
-                selector: "dip",
-                reason: format!("{what} is {value}, it must be {good}"),
+                selector: selector.name(),
+                reason: format!("{what} is {value:?}, it must be {good}"),
             })
         };
         if !(self.density > 0.0 && self.density <= 1.0) {
@@ -71,14 +70,6 @@ impl DipOptions {
             return refuse("gamma", self.gamma, "from 0 to 1");
         }
         Ok(())
-    }
-
-    /// [`Self::check`], and refuses a density that `selector` cannot have in FFNs with a gate, or without.
-    pub fn check_for(&self, selector: SelectorKind, is_gated: bool) -> Result<()> {
-        match selector.is_pruning() {
-            true => Pruning::new(selector, *self, is_gated).map(drop),
-            false => self.check(),
-        }
     }
 
     /// The shares kept of the inputs of `input_matrices` matrices (gate and up, or up alone), and of the activations that go
@@ -150,9 +141,11 @@ mod tests {
         for (options, named) in [
             (density(0.0), "density is 0"),
             (density(1.5), "density is 1.5"),
+            (density(-1e-300), "density is -1e-300,"),
             (density(f64::NAN), "density is NaN"),
         ] {
-            let error = options.check().unwrap_err().to_string();
+            let error = options.check(SelectorKind::DipCa).unwrap_err().to_string();
+            assert!(error.contains("dip-ca"), "{error}");
             assert!(error.contains(named), "{error}");
         }
         for gamma in [-0.1, 1.1, f64::NAN] {
@@ -160,9 +153,9 @@ mod tests {
                 gamma,
                 ..DipOptions::default()
             };
-            let error = options.check().unwrap_err().to_string();
+            let error = options.check(SelectorKind::DipCa).unwrap_err().to_string();
             assert!(error.contains("gamma"), "{error}");
         }
-        DipOptions::default().check().unwrap();
+        DipOptions::default().check(SelectorKind::Dip).unwrap();
     }
 }

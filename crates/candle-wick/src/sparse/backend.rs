@@ -2,12 +2,15 @@
 //!
 //! What belongs to a linear layer is known by the initialisation that `candle_nn` asks for with it.
 
+use std::sync::Arc;
+
 use candle::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::Init;
 
+use super::facts::HEAD;
 use super::is_embedding;
-use super::options::{StockFacts, HEAD};
+use super::planned::Planned;
 use crate::error::{Error, Result};
 use crate::var_builder::FlashVarBuilder;
 
@@ -15,24 +18,23 @@ pub(super) struct SparseBackend {
     vb: FlashVarBuilder,
     /// The number of the struct that is built.
     of_struct: usize,
-    /// What a struct gets that asks for a head.
-    head: String,
+    planned: Arc<Planned>,
 }
 
 impl SparseBackend {
-    pub(super) fn new(vb: FlashVarBuilder) -> Result<Self> {
-        let head = StockFacts::of(vb.folder())?.head;
-        Ok(Self {
+    pub(super) fn new(vb: FlashVarBuilder, planned: Arc<Planned>) -> Self {
+        Self {
             of_struct: vb.store().begin_struct(),
             vb,
-            head,
-        })
+            planned,
+        }
     }
 
     /// The name of a tensor in the folder.
     fn stored<'a>(&'a self, name: &'a str) -> &'a str {
-        match name == HEAD && !self.head.is_empty() {
-            true => &self.head,
+        let head = &self.planned.facts.head;
+        match name == HEAD && !head.is_empty() {
+            true => head,
             false => name,
         }
     }
@@ -51,7 +53,7 @@ impl SparseBackend {
                 got,
             });
         }
-        let planned = self.vb.store().dtype;
+        let planned = self.planned.dtype;
         if dtype != planned {
             let reason = format!("{name} is asked for as {dtype:?}, planned was {planned:?}: SparseOptions::dtype says which");
             return Err(Error::Stock { reason });
@@ -61,8 +63,8 @@ impl SparseBackend {
                 self.vb.embedding(name, [rows, columns], dtype)
             }
             [rows, columns] if is_linear => {
-                self.vb
-                    .stand_in(self.of_struct, name, [rows, columns], dtype)
+                let shape = [rows, columns];
+                self.vb.stand_in(self.of_struct, name, shape, &self.planned)
             }
             [_, _] => {
                 let reason = format!(

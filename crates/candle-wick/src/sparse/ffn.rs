@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use candle::DType;
 use wick_format::FfnLayer;
 
-use super::without_down_bias;
 use crate::activation::Activation;
 use crate::error::{Error, Result};
 use crate::mlp::FlashMlp;
@@ -39,11 +38,13 @@ thread_local! {
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// Drops what an earlier forward of this thread began and did not end.
+#[cfg(feature = "wick-gemm")]
 pub(super) fn forget_begun() {
     BEGUN.take();
 }
 
 /// An FFN that has not been finished, if there is one: what is wrong with it.
+#[cfg(feature = "wick-gemm")]
 pub(super) fn unfinished() -> Option<String> {
     BEGUN.with_borrow(|begun| {
         let begun = begun.values().next()?;
@@ -53,6 +54,10 @@ pub(super) fn unfinished() -> Option<String> {
 
 /// The input of gate and up, and which of them have been asked for.
 struct Begun {
+    #[cfg_attr(
+        not(feature = "wick-gemm"),
+        expect(dead_code, reason = "a forward's end names it")
+    )]
     prefix: String,
     x: Vec<f32>,
     gate: bool,
@@ -129,34 +134,36 @@ impl SparseFfn {
         self.mlp.look_ahead_to(&next.mlp);
     }
 
+    /// Drops what was begun of this layer on this thread.
+    pub(super) fn forget(&self) {
+        BEGUN.with_borrow_mut(|begun| begun.remove(&self.id));
+    }
+
+    /// What one of the layer's matrices is called.
+    pub(super) fn name(&self, part: FfnPart) -> &str {
+        match part {
+            FfnPart::Gate => self.layer.gate.as_deref().unwrap_or_default(),
+            FfnPart::Up => &self.layer.up,
+            FfnPart::Down => &self.layer.down,
+        }
+    }
+
+    /// `[out_dim, in_dim]` of one of the layer's matrices.
+    pub(super) fn shape(&self, part: FfnPart) -> [usize; 2] {
+        part.shape(&self.layer)
+    }
+
     /// Which of the layer's matrices a name means.
     pub(super) fn part(&self, name: &str) -> Option<FfnPart> {
         FfnPart::of(&self.layer, name)
     }
 
-    /// `y` `(tokens, out_dim)` of the product of `x` `(tokens, in_dim)` with one of the layer's matrices, or why not.
-    pub(super) fn product(
+    /// Notes the input `x` of gate or up, and answers with what [`Self::finish`] knows.
+    pub(super) fn begin(
         &self,
         part: FfnPart,
         x: &[f32],
         y: &mut [f32],
-        dtype: DType,
-    ) -> std::result::Result<(), String> {
-        match part {
-            FfnPart::Gate => self.begin(part, x, y, &self.gate_bias),
-            FfnPart::Up => self.begin(part, x, y, &self.up_bias),
-            FfnPart::Down => self.finish(x, y, Tolerance::of(dtype)),
-        }
-        .map_err(|reason| format!("{}: {reason}", self.layer.prefix))
-    }
-
-    /// Notes `x` and answers with what [`Self::finish`] knows.
-    fn begin(
-        &self,
-        part: FfnPart,
-        x: &[f32],
-        y: &mut [f32],
-        bias: &Option<Vec<f32>>,
     ) -> std::result::Result<(), String> {
         BEGUN.with_borrow_mut(|begun| {
             let is_gate = matches!(part, FfnPart::Gate);
@@ -167,7 +174,7 @@ impl SparseFfn {
                 up: false,
             });
             if (is_gate && begun.gate) || (!is_gate && begun.up) {
-                return Err("its gate or up projection is asked for twice before down".to_owned());
+                return Err(self.fault("its gate or up projection is asked for twice before down"));
             }
             // By their bits: a NaN is the same input, too.
             if !begun
@@ -176,7 +183,7 @@ impl SparseFfn {
                 .map(|x| x.to_bits())
                 .eq(x.iter().map(|x| x.to_bits()))
             {
-                return Err("its gate and its up have different inputs".to_owned());
+                return Err(self.fault("its gate and its up have different inputs"));
             }
             *(if is_gate {
                 &mut begun.gate
@@ -185,10 +192,10 @@ impl SparseFfn {
             }) = true;
             Ok(())
         })?;
-        let known = match part {
-            FfnPart::Gate => &GATES,
-            _ if self.layer.gate.is_none() => &GATES,
-            _ => &UPS,
+        let (known, bias) = match part {
+            FfnPart::Gate => (&GATES, &self.gate_bias),
+            _ if self.layer.gate.is_none() => (&GATES, &self.up_bias),
+            _ => (&UPS, &self.up_bias),
         };
         for (row, y) in y.chunks_mut(self.layer.intermediate_size).enumerate() {
             for (neuron, y) in y.iter_mut().enumerate() {
@@ -199,27 +206,37 @@ impl SparseFfn {
         Ok(())
     }
 
-    /// Checks what the struct made of the answers, and gives what the FFN makes of its input.
-    fn finish(
+    /// Checks what the struct made of the answers, and gives the input that they were for.
+    pub(super) fn finish(
         &self,
         activated: &[f32],
-        y: &mut [f32],
-        tolerance: Tolerance,
-    ) -> std::result::Result<(), String> {
-        let (hidden, is_gated) = (self.layer.hidden_size, self.layer.gate.is_some());
+        dtype: DType,
+    ) -> std::result::Result<Vec<f32>, String> {
+        let (hidden, ffn) = (self.layer.hidden_size, self.layer.intermediate_size);
+        let is_gated = self.layer.gate.is_some();
         let begun = BEGUN.with_borrow_mut(|begun| begun.remove(&self.id));
         let begun = begun.filter(|begun| begun.up && (begun.gate || !is_gated));
-        let begun = begun.filter(|begun| begun.x.len() == y.len());
-        let Begun { x, .. } = begun.ok_or(
-            "its down projection does not follow the others of the same tokens: they are not one FFN",
-        )?;
-        self.check(activated, tolerance)?;
-        let chunk = self.chunk_tokens * hidden;
+        let begun = begun.filter(|begun| begun.x.len() / hidden == activated.len() / ffn);
+        let Begun { x, .. } = begun.ok_or_else(|| {
+            self.fault("its down projection does not follow the others of the same tokens: they are not one FFN")
+        })?;
+        self.check(activated, Tolerance::of(dtype))
+            .map_err(|reason| self.fault(&reason))?;
+        Ok(x)
+    }
+
+    /// `y` of the whole FFN.
+    pub(super) fn compute(&self, x: &[f32], y: &mut [f32]) -> std::result::Result<(), String> {
+        let chunk = self.chunk_tokens * self.layer.hidden_size;
         for (x, y) in x.chunks(chunk).zip(y.chunks_mut(chunk)) {
             let computed = self.mlp.forward_rows(x, y);
-            computed.map_err(|error| error.to_string())?;
+            computed.map_err(|error| self.fault(&error.to_string()))?;
         }
         Ok(())
+    }
+
+    fn fault(&self, reason: &str) -> String {
+        format!("{}: {reason}", self.layer.prefix)
     }
 
     fn check(&self, activated: &[f32], tolerance: Tolerance) -> std::result::Result<(), String> {
@@ -257,5 +274,13 @@ impl SparseFfn {
                 (value - known).abs() <= most + tolerance.of_bias * bias
             })
         })
+    }
+}
+
+/// The layer as a stock struct has it, which adds the biases of linear layers itself.
+fn without_down_bias(layer: FfnLayer) -> FfnLayer {
+    FfnLayer {
+        down_bias: None,
+        ..layer
     }
 }

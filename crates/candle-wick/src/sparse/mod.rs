@@ -17,41 +17,46 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Candle multiplies through the `gemm` crate, and wick-gemm stands in its place
-//! (`[patch.crates-io]`). The `VarBuilder` hands out placeholders for the weights of linear layers, and products with them come
-//! here: those of gate, up and down run as one [`FlashMlp`](crate::FlashMlp) (`ffn`), all others as a
-//! [`FlashLinear`](crate::FlashLinear), in DRAM in the stored dtype or streamed.
+//! Candle multiplies through the `gemm` crate, and wick-gemm stands in its place (`[patch.crates-io]`). The `VarBuilder` hands out
+//! placeholders for the weights of linear layers, and products with them come here: those of gate, up and down run as one
+//! [`FlashMlp`](crate::FlashMlp) (`ffn`), all others by rows through the same kernels as in our own definitions, in DRAM in the
+//! stored dtype or streamed. The `FlashVarBuilder` owns what its placeholders stand for: it has to live as long as the model. Without
+//! it candle says that dtypes differ.
 //!
-//! The `FlashVarBuilder` owns what its placeholders stand for: it has to live as long as the model. Without it candle says that
-//! dtypes differ.
+//! Candle's quantized Llama needs no patch: its weights may say themselves how they multiply (`ggml`).
 //!
 //! Not here: other models under a budget (`stock`), the place of gemm (`wick-gemm`).
 
+#[cfg(feature = "wick-gemm")]
 mod backend;
+mod facts;
 mod ffn;
+mod ggml;
+mod llama_shape;
 mod options;
+#[cfg(feature = "wick-gemm")]
+mod patched;
+#[cfg(feature = "wick-gemm")]
 mod placeholder;
+mod planned;
+#[cfg(feature = "wick-gemm")]
 mod running;
+#[cfg(feature = "wick-gemm")]
 mod store;
+mod turns;
 
 use std::sync::Arc;
 
-use candle::{DType, Device, Tensor};
-use candle_nn::VarBuilder;
-use wick_format::FfnLayer;
-
-use self::backend::SparseBackend;
+use self::facts::StockFacts;
 use self::ffn::SparseFfn;
-use self::options::StockFacts;
-use self::placeholder::{check_patch, Placeholder};
 use crate::budget::BudgetPlan;
 use crate::error::Result;
 use crate::folder::FlashFolder;
-use crate::linear::by_rows;
-use crate::matrix::Matrix;
 use crate::var_builder::{FlashVarBuilder, Placement};
 
 pub use self::options::SparseOptions;
+pub(crate) use self::planned::Planned;
+#[cfg(feature = "wick-gemm")]
 pub(crate) use self::store::Store;
 
 impl FlashVarBuilder {
@@ -60,7 +65,14 @@ impl FlashVarBuilder {
     /// # Errors
     /// The budget is below the floor, the selector does not suit the folder, or the activation is unknown.
     pub fn for_stock(folder: &FlashFolder, options: &SparseOptions) -> Result<Self> {
-        let facts = StockFacts::of(folder)?;
+        Self::planned_for(folder, StockFacts::of(folder)?, options)
+    }
+
+    fn planned_for(
+        folder: &FlashFolder,
+        facts: StockFacts,
+        options: &SparseOptions,
+    ) -> Result<Self> {
         let plan = options.plan(folder, &facts)?;
         let placement = Placement {
             dip: options.dip,
@@ -68,45 +80,21 @@ impl FlashVarBuilder {
             switches: options.switches,
             ..plan.placement()
         };
-        let store = Store::planned(plan, options);
-        Ok(Self::with_store(folder, placement, store))
+        let planned = Planned::new(plan, facts, options);
+        Ok(Self::with_plan(folder, placement, planned))
     }
 
-    /// What [`Self::for_stock`] keeps in DRAM.
+    /// What is kept in DRAM of what was planned for, and what candle keeps there.
     pub fn stock_plan(&self) -> Option<&BudgetPlan> {
-        self.store().plan.as_ref()
+        self.planned()?.plan.as_ref()
     }
 
-    /// Candle's own `VarBuilder` over the folder, from its root, for structs that nobody changed: on the CPU, in the dtype that was
-    /// planned for, or F32. Loads the FFNs. Structs built from the same `FlashVarBuilder` share their weights.
-    ///
-    /// # Errors
-    /// Candle's products do not come here, or an FFN cannot be loaded.
-    pub fn sparse(&self) -> Result<VarBuilder<'static>> {
-        check_patch()?;
-        let root = self.root();
-        self.store().load(|| root.load_ffns())?;
-        if let Some(plan) = self.stock_plan() {
-            plan.prove_scratch();
-        }
-        let backend = Box::new(SparseBackend::new(root)?);
-        Ok(VarBuilder::from_backend(
-            backend,
-            self.store().dtype,
-            Device::Cpu,
-        ))
-    }
-
-    fn load_ffns(&self) -> Result<Vec<Arc<SparseFfn>>> {
-        let store = self.store();
-        let activation = match store.activation {
-            Some(activation) => activation,
-            None => StockFacts::of(self.folder())?.activation,
-        };
+    fn load_ffns(&self, planned: &Planned) -> Result<Vec<Arc<SparseFfn>>> {
         let layers = &self.folder().manifest().layers;
         let mut ffns: Vec<Arc<SparseFfn>> = Vec::with_capacity(layers.len());
         for layer in layers {
-            let ffn = SparseFfn::load(self, layer.clone(), activation, store.chunk_tokens)?;
+            let (activation, tokens) = (planned.activation, planned.chunk_tokens);
+            let ffn = SparseFfn::load(self, layer.clone(), activation, tokens)?;
             if let Some(before) = ffns.last() {
                 before.look_ahead_to(&ffn);
             }
@@ -115,88 +103,9 @@ impl FlashVarBuilder {
         }
         Ok(ffns)
     }
-
-    /// Runs a forward pass of a stock model (or several). Those of several threads go one after the other. Whether it is a prompt's,
-    /// which `dip` may compute dense, is what [`Self::set_prompt`] said last.
-    ///
-    /// Candle's matmul cannot give errors, so that products outside of this method are panics.
-    ///
-    /// # Errors
-    /// `forward` failed, weights could not be read, an FFN is not what the folder says, or the model used a weight in another
-    /// way than a linear layer does.
-    pub fn forward<T: Send>(
-        &self,
-        forward: impl FnOnce() -> candle::Result<T> + Send,
-    ) -> candle::Result<T> {
-        self.store().forward(forward)
-    }
-
-    /// The tensor that stands for the weight `name`, of an FFN or of another linear layer.
-    fn stand_in(
-        &self,
-        of_struct: usize,
-        name: &str,
-        shape: [usize; 2],
-        dtype: DType,
-    ) -> Result<Tensor> {
-        let store = self.store();
-        let uses = store.uses(Some(of_struct));
-        let mut ffns = store.ffns().iter();
-        let of_ffn = ffns.find_map(|ffn| Some((ffn.clone(), ffn.part(name)?)));
-        let placeholder = if let Some((ffn, part)) = of_ffn {
-            Placeholder::new(shape, dtype, uses, move |x, y| {
-                ffn.product(part, x, y, dtype)
-            })?
-        } else {
-            let matrix = self.shared_matrix(name, shape)?;
-            let (name, [rows, columns]) = (name.to_owned(), shape);
-            let tokens = store.chunk_tokens;
-            Placeholder::new(shape, dtype, uses, move |x, y| {
-                for (x, y) in x.chunks(tokens * columns).zip(y.chunks_mut(tokens * rows)) {
-                    let got = by_rows(&matrix, x.len() / columns, x);
-                    y.copy_from_slice(&got.map_err(|error| format!("{name}: {error}"))?);
-                }
-                Ok(())
-            })?
-        };
-        Ok(store.keep(of_struct, name, placeholder))
-    }
-
-    /// A matrix outside the FFNs, in DRAM or streamed as the placement says; once for all structs.
-    fn shared_matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<Matrix>> {
-        let mut tensors = self.store().tensors();
-        if let Some(matrix) = tensors.matrices.get(name) {
-            return Ok(matrix.clone());
-        }
-        let matrix = Arc::new(self.matrix(&shape, name)?);
-        tensors.matrices.insert(name.to_owned(), matrix.clone());
-        Ok(matrix)
-    }
-
-    /// The values of the embedding `name`; once for all structs.
-    fn embedding(&self, name: &str, shape: [usize; 2], dtype: DType) -> Result<Tensor> {
-        let uses = self.store().uses(None);
-        let mut tensors = self.store().tensors();
-        if let Some(placeholder) = tensors.embeddings.get(name) {
-            return Ok(placeholder.tensor());
-        }
-        let matrix = Matrix::load(self.folder(), name, &shape, false)?;
-        let placeholder = Placeholder::embedding(&matrix, shape, dtype, uses)?;
-        let tensor = placeholder.tensor();
-        tensors.embeddings.insert(name.to_owned(), placeholder);
-        Ok(tensor)
-    }
 }
 
 /// Whether the weight of this name is looked up by rows and not multiplied: candle has such tensors in DRAM whole.
 pub(crate) fn is_embedding(name: &str) -> bool {
     name.contains("embed") || name.ends_with("wte.weight")
-}
-
-/// The layer as a stock struct has it, which adds the biases of linear layers itself.
-fn without_down_bias(layer: FfnLayer) -> FfnLayer {
-    FfnLayer {
-        down_bias: None,
-        ..layer
-    }
 }

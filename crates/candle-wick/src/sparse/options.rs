@@ -1,10 +1,8 @@
 //! How a stock model is run from flash, and what of the budget is candle's.
 
 use candle::DType;
-use serde_json::Value;
-use wick_format::TensorExtent;
 
-use super::is_embedding;
+use super::facts::{embeddings, StockFacts, HEAD};
 use crate::activation::Activation;
 use crate::budget::{BudgetPlan, ModelNeeds, PlanOptions};
 use crate::dip::DipOptions;
@@ -69,14 +67,8 @@ impl SparseOptions {
             return Err(Error::Stock { reason });
         }
         let activation = self.activation.unwrap_or(facts.activation);
-        let selector = match self.selector {
-            Some(selector) => selector,
-            None => SelectorKind::preferred(folder, activation)?,
-        };
-        selector.check(folder, activation)?;
+        let selector = SelectorKind::chosen(self.selector, folder, activation, self.dip)?;
         let layers = &folder.manifest().layers;
-        let is_gated = layers.iter().all(|layer| layer.gate.is_some());
-        self.dip.check_for(selector, is_gated)?;
         let values = embeddings(folder).map(|(_, extent)| extent.shape.iter().product::<usize>());
         let candle_bytes = (values.sum::<usize>() * self.dtype.size_in_bytes()) as u64;
         let embedding = embeddings(folder).next().map(|(name, _)| name.clone());
@@ -91,8 +83,11 @@ impl SparseOptions {
             token_values: 0,
             vocab_size: 0,
             embedding: embedding.unwrap_or_default(),
-            // Of a tied model candle has one tensor, which the embedding's bytes are.
-            head: HEAD.to_owned(),
+            // A tied model has one tensor, which the embedding's bytes are.
+            head: match facts.head_apart {
+                true => facts.head.clone(),
+                false => HEAD.to_owned(),
+            },
         };
         let dense_bytes = folder.manifest().dense_weight_bytes.max(1) as f64;
         let memory = match self.memory {
@@ -138,84 +133,4 @@ impl SparseOptions {
             (error, _) => error,
         }
     }
-}
-
-/// What candle's struct for a folder's config has and asks for.
-pub(super) struct StockFacts {
-    pub(super) activation: Activation,
-    /// The tensor of its head: the embedding's in a tied model.
-    pub(super) head: String,
-    /// Its tables of rotary embeddings, for all positions that the config allows.
-    pub(super) rope_bytes: u64,
-}
-
-impl StockFacts {
-    pub(super) fn of(folder: &FlashFolder) -> Result<Self> {
-        let fail = |reason: String| Error::Folder {
-            path: folder.path().join("config.json"),
-            reason,
-        };
-        let config: Value = serde_json::from_str(&folder.config_json()?)
-            .map_err(|error| fail(error.to_string()))?;
-        let text = |key: &str| config.get(key).and_then(Value::as_str);
-        let keys = ["hidden_act", "hidden_activation", "activation_function"];
-        let model_type = text("model_type").unwrap_or_default();
-        let activation = match (model_type, keys.into_iter().find_map(text)) {
-            // Theirs, whatever the config says.
-            ("llama", _) => Activation::Silu,
-            ("falcon", _) => Activation::GeluNew,
-            (_, Some(name)) => name.parse()?,
-            (_, None) => return Err(fail(format!("it has none of {}", keys.join(", ")))),
-        };
-        let head = match folder.extent(HEAD) {
-            Some(_) => HEAD.to_owned(),
-            // Candle's Falcon knows no tied head; what it asks for is the embedding.
-            None => embeddings(folder)
-                .next()
-                .map_or(String::new(), |(name, _)| name.clone()),
-        };
-        let number = |key: &str| config.get(key).and_then(Value::as_u64).unwrap_or(0);
-        let (layers, stored) = (
-            number("num_hidden_layers"),
-            folder.manifest().layers.len() as u64,
-        );
-        if layers != stored {
-            let reason = format!("num_hidden_layers is {layers}, the folder holds {stored} layers");
-            return Err(fail(reason));
-        }
-        let heads = number("num_attention_heads");
-        if heads == 0 {
-            return Err(fail("num_attention_heads is 0 or no number".to_owned()));
-        }
-        let head_dim = match number("head_dim") {
-            0 => number("hidden_size") / heads,
-            head_dim => head_dim,
-        };
-        // Sines and cosines: of half a head each, and of one table more while they are made. Falcon has whole heads' in each layer.
-        let (positions, tables) = match model_type {
-            "falcon" => (FALCON_POSITIONS, 2 * layers + 3),
-            "phi" => (number("max_position_embeddings"), layers + 1),
-            _ => (number("max_position_embeddings"), 2),
-        };
-        let rope_bytes = [positions, head_dim, tables]
-            .into_iter()
-            .fold(4, u64::saturating_mul);
-        Ok(Self {
-            activation,
-            head,
-            rope_bytes,
-        })
-    }
-}
-
-/// Positions that candle's Falcon has tables for, whatever its config says.
-const FALCON_POSITIONS: u64 = 5000;
-
-/// Where stock structs look for their head.
-pub(super) const HEAD: &str = "lm_head.weight";
-
-/// The tensors that candle looks up by rows.
-fn embeddings(folder: &FlashFolder) -> impl Iterator<Item = (&String, &TensorExtent)> {
-    let tensors = folder.resident_tensors();
-    tensors.filter(|(name, extent)| extent.shape.len() > 1 && is_embedding(name))
 }

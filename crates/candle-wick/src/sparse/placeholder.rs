@@ -43,7 +43,6 @@ impl Placeholder {
         uses: Uses,
         product: impl Fn(&[f32], &mut [f32]) -> std::result::Result<(), String> + Send + Sync + 'static,
     ) -> Result<Self> {
-        check_dtype(dtype)?;
         let values = Buffer::zeroed(dtype, shape[0] * shape[1])?.untouched();
         let tensor = values.into_tensor(Shape::from(&shape))?;
         Self::over(tensor, shape, false, uses, product)
@@ -57,7 +56,6 @@ impl Placeholder {
         dtype: DType,
         uses: Uses,
     ) -> Result<Self> {
-        check_dtype(dtype)?;
         let [rows, columns] = shape;
         let mut values = Buffer::zeroed(dtype, rows * columns)?;
         matrix.for_each_rows(0..rows, |rows, bytes| {
@@ -144,15 +142,6 @@ impl Drop for Placeholder {
             // Nothing in candle makes it so; but addresses that are registered must not be free for others.
             Err(_) => std::mem::forget((self.registration.take(), self.tensor.clone())),
         }
-    }
-}
-
-fn check_dtype(dtype: DType) -> Result<()> {
-    match dtype {
-        DType::F32 | DType::F16 => Ok(()),
-        _ => Err(Error::Stock {
-            reason: format!("weights as {dtype:?} are not supported here, F32 and F16 are"),
-        }),
     }
 }
 

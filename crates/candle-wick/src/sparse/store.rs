@@ -1,23 +1,19 @@
 //! What the clones of a `FlashVarBuilder` share for stock models: FFNs, other matrices, placeholders, and the turns of forwards.
 
 use std::collections::HashMap;
-use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use candle::{DType, Tensor};
+use candle::Tensor;
 use gemm::wick::catching;
 
 use super::ffn::{unfinished, SparseFfn};
-use super::options::SparseOptions;
 use super::placeholder::{Placeholder, Uses};
 use super::running::{outer, Running};
-use crate::activation::Activation;
-use crate::budget::BudgetPlan;
+use super::turns::Turns;
 use crate::error::{Error, Result};
 use crate::matrix::Matrix;
-use crate::pool::{with_awake_threads, ComputePool};
-use crate::workspace::CHUNK_TOKENS_MAX;
+use crate::pool::with_awake_threads;
 
 /// Distinguishes stores for as long as the process lives, which addresses would not.
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
@@ -25,15 +21,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 /// The weights of stock models built from one `FlashVarBuilder`.
 pub(crate) struct Store {
     id: u64,
-    pub(super) plan: Option<BudgetPlan>,
-    pub(super) activation: Option<Activation>,
-    /// What the structs compute in.
-    pub(super) dtype: DType,
-    /// Tokens of one step.
-    pub(super) chunk_tokens: usize,
     loaded: OnceLock<Loaded>,
-    /// Forwards go one after the other: a thread that waits for its products must not begin another one.
-    turn: Mutex<()>,
     /// One thread loads.
     loading: Mutex<()>,
     tensors: Mutex<Tensors>,
@@ -41,7 +29,8 @@ pub(crate) struct Store {
 
 /// What is loaded for the first struct.
 struct Loaded {
-    pool: ComputePool,
+    /// Forwards go one after the other.
+    turns: Turns,
     ffns: Vec<Arc<SparseFfn>>,
 }
 
@@ -65,12 +54,7 @@ impl Default for Store {
     fn default() -> Self {
         Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            plan: None,
-            activation: None,
-            dtype: DType::F32,
-            chunk_tokens: CHUNK_TOKENS_MAX,
             loaded: OnceLock::new(),
-            turn: Mutex::new(()),
             loading: Mutex::new(()),
             tensors: Mutex::default(),
         }
@@ -78,17 +62,6 @@ impl Default for Store {
 }
 
 impl Store {
-    /// For structs that `plan` and `options` are of.
-    pub(super) fn planned(plan: BudgetPlan, options: &SparseOptions) -> Self {
-        Self {
-            activation: options.activation,
-            dtype: options.dtype,
-            chunk_tokens: plan.chunk_tokens,
-            plan: Some(plan),
-            ..Self::default()
-        }
-    }
-
     pub(super) fn tensors(&self) -> MutexGuard<'_, Tensors> {
         self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -97,9 +70,9 @@ impl Store {
     pub(super) fn load(&self, load: impl FnOnce() -> Result<Vec<Arc<SparseFfn>>>) -> Result<()> {
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         if self.loaded.get().is_none() {
-            let pool = ComputePool::new()?;
+            let turns = Turns::new()?;
             let ffns = load()?;
-            let _is_first = self.loaded.set(Loaded { pool, ffns });
+            let _is_first = self.loaded.set(Loaded { turns, ffns });
         }
         Ok(())
     }
@@ -141,7 +114,7 @@ impl Store {
             .collect()
     }
 
-    /// Runs `forward` when it is its turn, on the store's threads.
+    /// Runs `forward` when it is its turn.
     pub(super) fn forward<T: Send>(
         &self,
         forward: impl FnOnce() -> candle::Result<T> + Send,
@@ -151,22 +124,13 @@ impl Store {
             Some(loaded) if outer.last() != Some(&self.id) => loaded,
             _ => return forward(), // a part of the one around it, or of a struct that is not from here
         };
-        if outer.contains(&self.id) || loaded.pool.is_current() {
+        if outer.contains(&self.id) || loaded.turns.are_current() {
             let reason =
                 "a forward of these weights is begun inside of another one, which waits for it"
                     .to_owned();
             return Err(Error::Stock { reason }.into());
         }
-        let run = || {
-            let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-            loaded.pool.run(|| self.run(outer, forward))
-        };
-        match rayon::current_thread_index() {
-            None => run(),
-            // To wait inside of a pool is to pick up its other tasks, and one of them may want this turn, too.
-            Some(_) => std::thread::scope(|scope| scope.spawn(run).join())
-                .unwrap_or_else(|panic| resume_unwind(panic)),
-        }
+        loaded.turns.run(|| self.run(outer, forward))
     }
 
     fn run<T>(

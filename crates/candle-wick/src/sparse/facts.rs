@@ -1,0 +1,106 @@
+//! What candle's struct for a folder's config has and asks for.
+
+use serde_json::Value;
+use wick_format::TensorExtent;
+
+use super::is_embedding;
+use crate::activation::Activation;
+use crate::error::{Error, Result};
+use crate::folder::FlashFolder;
+
+/// What the config and the names of tensors say of a struct.
+#[derive(Clone, Debug)]
+pub(super) struct StockFacts {
+    pub(super) activation: Activation,
+    /// The tensor of its head: the embedding's in a tied model.
+    pub(super) head: String,
+    /// Whether a tied head is a matrix of its own beside candle's embedding.
+    pub(super) head_apart: bool,
+    /// Its tables of rotary embeddings, for all positions that the config allows.
+    pub(super) rope_bytes: u64,
+}
+
+impl StockFacts {
+    pub(super) fn of(folder: &FlashFolder) -> Result<Self> {
+        Self::of_config(folder, &read_config(folder)?)
+    }
+
+    /// As [`Self::of`], with the config read already.
+    pub(super) fn of_config(folder: &FlashFolder, config: &Value) -> Result<Self> {
+        let fail = |reason: String| refused(folder, reason);
+        let text = |key: &str| config.get(key).and_then(Value::as_str);
+        let keys = ["hidden_act", "hidden_activation", "activation_function"];
+        let model_type = text("model_type").unwrap_or_default();
+        let activation = match (model_type, keys.into_iter().find_map(text)) {
+            // Theirs, whatever the config says.
+            ("llama", _) => Activation::Silu,
+            ("falcon", _) => Activation::GeluNew,
+            (_, Some(name)) => name.parse()?,
+            (_, None) => return Err(fail(format!("it has none of {}", keys.join(", ")))),
+        };
+        let head = match folder.extent(HEAD) {
+            Some(_) => HEAD.to_owned(),
+            // Candle's Falcon knows no tied head; what it asks for is the embedding.
+            None => embeddings(folder)
+                .next()
+                .map_or(String::new(), |(name, _)| name.clone()),
+        };
+        let number = |key: &str| config.get(key).and_then(Value::as_u64).unwrap_or(0);
+        let (layers, stored) = (
+            number("num_hidden_layers"),
+            folder.manifest().layers.len() as u64,
+        );
+        if layers != stored {
+            let reason = format!("num_hidden_layers is {layers}, the folder holds {stored} layers");
+            return Err(fail(reason));
+        }
+        let heads = number("num_attention_heads");
+        if heads == 0 {
+            return Err(fail("num_attention_heads is 0 or no number".to_owned()));
+        }
+        let head_dim = match number("head_dim") {
+            0 => number("hidden_size") / heads,
+            head_dim => head_dim,
+        };
+        // Sines and cosines: of half a head each, and of one table more while they are made. Falcon has whole heads' in each layer.
+        let (positions, tables) = match model_type {
+            "falcon" => (FALCON_POSITIONS, 2 * layers + 3),
+            "phi" => (number("max_position_embeddings"), layers + 1),
+            _ => (number("max_position_embeddings"), 2),
+        };
+        let rope_bytes = [positions, head_dim, tables]
+            .into_iter()
+            .fold(4, u64::saturating_mul);
+        Ok(Self {
+            activation,
+            head,
+            head_apart: false,
+            rope_bytes,
+        })
+    }
+}
+
+/// The folder's config.
+pub(super) fn read_config(folder: &FlashFolder) -> Result<Value> {
+    serde_json::from_str(&folder.config_json()?).map_err(|error| refused(folder, error.to_string()))
+}
+
+/// What is wrong with the folder's config.
+pub(super) fn refused(folder: &FlashFolder, reason: String) -> Error {
+    Error::Folder {
+        path: folder.path().join("config.json"),
+        reason,
+    }
+}
+
+/// Positions that candle's Falcon has tables for, whatever its config says.
+const FALCON_POSITIONS: u64 = 5000;
+
+/// Where stock structs look for their head.
+pub(super) const HEAD: &str = "lm_head.weight";
+
+/// The tensors that candle looks up by rows.
+pub(super) fn embeddings(folder: &FlashFolder) -> impl Iterator<Item = (&String, &TensorExtent)> {
+    let tensors = folder.resident_tensors();
+    tensors.filter(|(name, extent)| extent.shape.len() > 1 && is_embedding(name))
+}
