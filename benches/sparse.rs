@@ -1,7 +1,7 @@
 //! A stock struct with its FFNs on flash beside our own definition: one run along a text, one line of JSON.
 //!
 //! ```text
-//! sparse FOLDER --by (own|stock) [--selector S] [--density P] [--memory M] [--text-file T] [--tokens N]
+//! sparse FOLDER --by (own|stock|quantized) [--selector S] [--density P] [--memory M] [--text-file T] [--tokens N]
 //! ```
 //! The text's tokens go through the model one by one: the perplexity says whether both compute the same, the times how fast.
 //! Without a text, for models of random weights, ids are made up. `scripts/bench_sparse.py` runs it in memory cgroups.
@@ -12,6 +12,7 @@ use std::time::Instant;
 use anyhow::{bail, ensure, Context};
 use candle::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
+use candle_transformers::models::quantized_llama::ModelWeights;
 use candle_transformers::models::{falcon, llama};
 use candle_wick::{
     peak_rss_bytes, DipOptions, FlashFolder, FlashVarBuilder, IoOptions, Memory, SelectorKind,
@@ -48,6 +49,8 @@ struct Args {
 enum By {
     Own,
     Stock,
+    /// Candle's quantized Llama, without the patch.
+    Quantized,
 }
 
 /// Logits after one more token.
@@ -92,6 +95,25 @@ fn stock(folder: FlashFolder, args: &Args, dip: DipOptions) -> anyhow::Result<Mo
             Ok(logits.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?)
         }),
         planned_bytes,
+    })
+}
+
+fn quantized(folder: FlashFolder, args: &Args, dip: DipOptions) -> anyhow::Result<Model> {
+    let options = SparseOptions {
+        memory: args.memory,
+        selector: args.selector,
+        dip,
+        ..SparseOptions::default()
+    };
+    let vb = FlashVarBuilder::for_quantized_llama(&folder, &options)?;
+    let (content, gqa) = vb.ggml_content()?;
+    let mut llama = ModelWeights::from_ggml(content, gqa)?;
+    Ok(Model {
+        forward: Box::new(move |id, at| {
+            let logits = llama.forward(&Tensor::new(&[[id]], &Device::Cpu)?, at)?;
+            Ok(logits.flatten_all()?.to_vec1()?)
+        }),
+        planned_bytes: vb.stock_plan().map_or(0, |plan| plan.total_bytes),
     })
 }
 
@@ -166,6 +188,7 @@ fn main() -> anyhow::Result<()> {
     let mut model = match args.by {
         By::Own => own(folder.clone(), &args, dip)?,
         By::Stock => stock(folder.clone(), &args, dip)?,
+        By::Quantized => quantized(folder.clone(), &args, dip)?,
     };
     let (mut nll, mut millis) = (0.0, Vec::new());
     let mut read = 0;

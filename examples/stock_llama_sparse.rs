@@ -3,77 +3,18 @@
 //! `cargo run --release --example stock_llama_sparse -- --model DIR --selector dip --density 0.7 --memory 4GiB`, where DIR is a
 //! folder converted with `--layout both`, in a workspace that puts wick-gemm in the place of gemm: `examples/patched`.
 
-use anyhow::Context;
-use candle::{DType, Device, Tensor};
-use candle_transformers::models::llama::{Cache, Llama, LlamaConfig, LlamaEosToks};
-use candle_wick::{
-    DipOptions, FlashFolder, FlashVarBuilder, IoOptions, Memory, SelectorKind, SparseOptions,
-};
-use candle_wick_models::WickTokenizer;
-use clap::Parser;
-use std::io::{stdout, Write};
+#[path = "common/stock_llama.rs"]
+mod common;
 
-#[derive(Parser)]
-struct Args {
-    #[arg(long)]
-    model: std::path::PathBuf,
-    #[arg(long, default_value = "My favorite theorem is ")]
-    prompt: String,
-    /// 60% of the weights, 4GiB in all; without it everything stays in memory.
-    #[arg(long)]
-    memory: Option<Memory>,
-    #[arg(long)]
-    selector: Option<SelectorKind>,
-    #[arg(long, default_value_t = DipOptions::default().density)]
-    density: f64,
-    #[arg(short = 'n', default_value_t = 100)]
-    sample_len: usize,
-}
+use candle::{DType, Device};
+use candle_transformers::models::llama::{Cache, Llama};
+use candle_wick::FlashVarBuilder;
+use clap::Parser;
 
 fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
-    let folder = FlashFolder::open(&args.model, IoOptions::default())?;
-    let config = serde_json::from_str::<LlamaConfig>(&folder.config_json()?)?.into_config(false);
-    let tokenizer = WickTokenizer::load(&args.model)?.context("no tokenizer.json")?;
-    let options = SparseOptions {
-        memory: args.memory,
-        selector: args.selector,
-        dip: DipOptions {
-            density: args.density,
-            ..Default::default()
-        },
-        ..Default::default()
-    };
-    let vb = FlashVarBuilder::for_stock(&folder, &options)?;
-    let llama = Llama::load(vb.sparse()?, &config)?; // candle's own
-    let mut cache = Cache::new(true, DType::F32, &config, &Device::Cpu)?;
-    let ends = match &config.eos_token_id {
-        Some(LlamaEosToks::Single(id)) => vec![*id],
-        Some(LlamaEosToks::Multiple(ids)) => ids.clone(),
-        None => vec![],
-    };
-    let mut tokens = tokenizer.encode(&args.prompt)?;
-    let mut stream = tokenizer.stream(&tokens);
-    let (prompt_len, mut position) = (tokens.len(), 0);
-    write!(stdout(), "{}", args.prompt)?;
-    while tokens.len() - prompt_len < args.sample_len {
-        let mut logits = None;
-        while position < tokens.len() {
-            // In pieces, so that a long prompt takes no more memory than a short one.
-            let piece = &tokens[position..tokens.len().min(position + 128)];
-            let input = Tensor::new(piece, &Device::Cpu)?.unsqueeze(0)?;
-            logits = Some(vb.forward(|| llama.forward(&input, position, &mut cache))?);
-            position += piece.len();
-        }
-        let logits = logits.context("an empty prompt")?;
-        let next = logits.squeeze(0)?.argmax(0)?.to_scalar::<u32>()?;
-        if ends.contains(&next) {
-            break;
-        }
-        tokens.push(next);
-        write!(stdout(), "{}", stream.push(next)?)?;
-        stdout().flush()?;
-    }
-    println!("{}", stream.finish()?);
-    Ok(())
+    let job = common::Job::open(common::Args::parse())?;
+    let mut cache = Cache::new(true, DType::F32, &job.config, &Device::Cpu)?;
+    let vb = FlashVarBuilder::for_stock(&job.folder, &job.options)?;
+    let llama = Llama::load(vb.sparse()?, &job.config)?; // candle's own
+    job.write(|piece, position| vb.forward(|| llama.forward(piece, position, &mut cache)))
 }

@@ -2,7 +2,7 @@
 """Candle's own struct with its FFNs on flash beside our own definition, in memory cgroups (docs/bench/sparse.md).
 
     python3 scripts/bench_sparse.py FOLDER --memory none,4GiB --selector dense,dip [--density 0.5] [--text-file TEXT]
-        [--tokens N] [--rounds N] [--f16]
+        [--tokens N] [--rounds N] [--f16] [--quantized]
 
 FOLDER is a converted Llama or Falcon. Each row is a process of its own, ours and candle's in turn; with a budget in bytes it
 runs in a memory cgroup of exactly that, so it needs root and a memory controller then. Times are medians over all rounds.
@@ -53,7 +53,9 @@ def main():
     parser.add_argument("--tokens", default="128")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--f16", action="store_true", help="let candle compute in f16")
+    parser.add_argument("--quantized", action="store_true", help="candle's quantized Llama, which needs no patch")
     arguments = parser.parse_args()
+    theirs_by = "quantized" if arguments.quantized else "stock"
     binary = build("sparse")
     print(
         "| selector | budget | ours: ms a token | candle's struct | ratio | MB read a token | perplexity | peak |\n"
@@ -65,12 +67,12 @@ def main():
             command += ["--tokens", arguments.tokens]
             command += ["--memory", memory] if memory != "none" else []
             command += ["--text-file", arguments.text_file] if arguments.text_file else []
-            rows = {"own": [], "stock": []}
+            rows = {"own": [], theirs_by: []}
             for _ in range(arguments.rounds):
                 for by, seen in rows.items():
                     more = ["--f16"] if arguments.f16 and by == "stock" else []
                     seen.append(run(command + ["--by", by] + more, memory))
-            own, stock = rows["own"], rows["stock"]
+            own, stock = rows["own"], rows[theirs_by]
             (ours, ours_text), (theirs, theirs_text) = cell(own), cell(stock)
             name = f"{selector} {arguments.density}" if selector not in ("dense", "lowrank", "oracle") else selector
             read = [f"{row[0]['read_bytes_per_token'] / 1e6:.1f}" for row in (own, stock)]

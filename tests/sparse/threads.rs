@@ -103,4 +103,13 @@ fn structs_may_be_built_at_once() {
             });
         }
     });
+    // In a pool, where a thread that loads and waits could begin the next one's loading.
+    for _ in 0..8 {
+        let placement = stock.placement(SelectorKind::Dense, Some(30));
+        let vb = FlashVarBuilder::new(&stock.folder, placement);
+        (0..8).into_par_iter().for_each(|_| {
+            let built = (stock.build)(&stock.config, vb.sparse().unwrap());
+            assert!(built.is_ok());
+        });
+    }
 }

@@ -102,9 +102,10 @@ impl SelectorKind {
         selector.check(folder, activation)?;
         let mut layers = folder.manifest().layers.iter();
         let is_gated = layers.all(|layer| layer.gate.is_some());
-        match selector.is_pruning() {
-            true => Pruning::new(selector, dip, is_gated).map(drop)?,
-            false => dip.check(selector)?,
+        if selector.is_pruning() {
+            Pruning::new(selector, dip, is_gated)?;
+        } else if selector.is_dip() {
+            dip.check(selector)?;
         }
         Ok(selector)
     }

@@ -22,7 +22,7 @@ use crate::lookahead::Lookahead;
 use crate::matrix::Matrix;
 use crate::predictor_kind::PredictorInput;
 use crate::selector_kind::SelectorKind;
-use crate::sparse::Planned;
+use crate::sparse::StockSetup;
 #[cfg(feature = "wick-gemm")]
 use crate::sparse::Store;
 use crate::stats::FfnStats;
@@ -119,7 +119,7 @@ pub struct FlashVarBuilder {
     /// One scratch for all layers, which take turns.
     workspace: Arc<Mutex<Workspace>>,
     /// For stock models, when they were planned for.
-    planned: Option<Arc<Planned>>,
+    setup: Option<Arc<StockSetup>>,
     #[cfg(feature = "wick-gemm")]
     store: Arc<Store>,
     prefix: String,
@@ -140,24 +140,28 @@ impl FlashVarBuilder {
             folder: folder.clone(),
             placement: Arc::new(placement),
             workspace: Arc::new(Mutex::new(workspace)),
-            planned: None,
+            setup: None,
             #[cfg(feature = "wick-gemm")]
             store: Arc::default(),
             prefix: String::new(),
         }
     }
 
-    /// As [`Self::new`], for stock models as `planned`.
-    pub(crate) fn with_plan(folder: &FlashFolder, placement: Placement, planned: Planned) -> Self {
+    /// As [`Self::new`], for stock models that are loaded by `setup`.
+    pub(crate) fn with_setup(
+        folder: &FlashFolder,
+        placement: Placement,
+        setup: StockSetup,
+    ) -> Self {
         Self {
-            planned: Some(Arc::new(planned)),
+            setup: Some(Arc::new(setup)),
             ..Self::new(folder, placement)
         }
     }
 
-    /// What stock models were planned as.
-    pub(crate) fn planned(&self) -> Option<&Arc<Planned>> {
-        self.planned.as_ref()
+    /// How stock models are loaded, when they were planned for.
+    pub(crate) fn setup(&self) -> Option<&Arc<StockSetup>> {
+        self.setup.as_ref()
     }
 
     /// What its clones share for stock models.

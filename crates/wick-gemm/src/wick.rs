@@ -138,13 +138,13 @@ pub(crate) unsafe fn take_over<T: 'static>(
                 && (weight.rows, weight.columns) == (n, k)
                 && (rhs.row_stride == 1 || k == 1)
                 && (rhs.column_stride == k as isize || n == 1);
-            match element.filter(|_| is_whole) {
-                Some(element) => {
+            match element {
+                Some(element) if is_whole => {
                     // SAFETY: `lhs` is a matrix in memory, of this type.
                     let x = unsafe { rows_of(element, lhs, m, k) };
                     (weight.product)(&x, &mut y)
                 }
-                None => {
+                _ => {
                     let (rows, columns) = (weight.rows, weight.columns);
                     Err(format!(
                         "a weight ({rows}, {columns}) that is not in memory is multiplied in part, turned, or as another type: as \
@@ -159,6 +159,7 @@ pub(crate) unsafe fn take_over<T: 'static>(
         y.fill(f32::NAN);
         note(reason);
     }
+    // Where numbers are of other types `dst` stays as it was, and the reason alone tells.
     if let Some(element) = element {
         // SAFETY: `dst` is a matrix in memory, of this type, that nobody else has access to.
         unsafe { write_rows(element, dst, (m, n), &y, scale) };

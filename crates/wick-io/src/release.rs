@@ -2,7 +2,8 @@
 
 /// Sets `bytes` to zero; what they fill of whole pages goes back to the system until it is written again.
 ///
-/// Takes time for every page that was in use, nothing for pages that never were.
+/// Takes time for every page that was in use, nothing for pages that never were. The memory has to be an allocator's: of a mapped file
+/// the file's bytes would come back.
 pub fn release_to_zeros(bytes: &mut [u8]) {
     let (head, pages, tail) = at_whole_pages(bytes);
     head.fill(0);
@@ -12,7 +13,7 @@ pub fn release_to_zeros(bytes: &mut [u8]) {
     }
 }
 
-/// Gives back what `bytes`, which are zeros, fill of whole pages, where the system can: nothing is touched elsewhere.
+/// As [`release_to_zeros`], of `bytes` that are zeros already: none of them is written.
 pub fn release_zeros(bytes: &mut [u8]) {
     let (_, pages, _) = at_whole_pages(bytes);
     drop_pages(pages);

@@ -8,25 +8,39 @@ use crate::activation::Activation;
 use crate::error::{Error, Result};
 use crate::folder::FlashFolder;
 
+/// How a struct's weights pass products on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StructKind {
+    /// Through wick-gemm, in the place of gemm.
+    Patched,
+    /// By themselves: candle's quantized Llama. Its head is a matrix beside the embedding, in a tied model as well.
+    QuantizedLlama,
+}
+
+impl StructKind {
+    /// Who plans for it.
+    pub(super) fn constructor(self) -> &'static str {
+        match self {
+            Self::Patched => "for_stock",
+            Self::QuantizedLlama => "for_quantized_llama",
+        }
+    }
+}
+
 /// What the config and the names of tensors say of a struct.
 #[derive(Clone, Debug)]
 pub(super) struct StockFacts {
     pub(super) activation: Activation,
     /// The tensor of its head: the embedding's in a tied model.
     pub(super) head: String,
-    /// Whether a tied head is a matrix of its own beside candle's embedding.
-    pub(super) head_apart: bool,
+    pub(super) kind: StructKind,
     /// Its tables of rotary embeddings, for all positions that the config allows.
     pub(super) rope_bytes: u64,
 }
 
 impl StockFacts {
-    pub(super) fn of(folder: &FlashFolder) -> Result<Self> {
-        Self::of_config(folder, &read_config(folder)?)
-    }
-
-    /// As [`Self::of`], with the config read already.
-    pub(super) fn of_config(folder: &FlashFolder, config: &Value) -> Result<Self> {
+    /// Of the struct for `folder`, whose config is `config`.
+    pub(super) fn of(folder: &FlashFolder, config: &Value) -> Result<Self> {
         let fail = |reason: String| refused(folder, reason);
         let text = |key: &str| config.get(key).and_then(Value::as_str);
         let keys = ["hidden_act", "hidden_activation", "activation_function"];
@@ -74,7 +88,7 @@ impl StockFacts {
         Ok(Self {
             activation,
             head,
-            head_apart: false,
+            kind: StructKind::Patched,
             rope_bytes,
         })
     }

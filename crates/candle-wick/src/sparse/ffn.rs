@@ -43,22 +43,8 @@ pub(super) fn forget_begun() {
     BEGUN.take();
 }
 
-/// An FFN that has not been finished, if there is one: what is wrong with it.
-#[cfg(feature = "wick-gemm")]
-pub(super) fn unfinished() -> Option<String> {
-    BEGUN.with_borrow(|begun| {
-        let begun = begun.values().next()?;
-        Some(format!("{}: its down projection never came", begun.prefix))
-    })
-}
-
 /// The input of gate and up, and which of them have been asked for.
 struct Begun {
-    #[cfg_attr(
-        not(feature = "wick-gemm"),
-        expect(dead_code, reason = "a forward's end names it")
-    )]
-    prefix: String,
     x: Vec<f32>,
     gate: bool,
     up: bool,
@@ -134,6 +120,13 @@ impl SparseFfn {
         self.mlp.look_ahead_to(&next.mlp);
     }
 
+    /// What is wrong when this thread's forward has ended and this FFN was begun and not finished.
+    #[cfg(feature = "wick-gemm")]
+    pub(super) fn unfinished(&self) -> Option<String> {
+        let is_begun = BEGUN.with_borrow(|begun| begun.contains_key(&self.id));
+        is_begun.then(|| self.fault("its down projection never came"))
+    }
+
     /// Drops what was begun of this layer on this thread.
     pub(super) fn forget(&self) {
         BEGUN.with_borrow_mut(|begun| begun.remove(&self.id));
@@ -168,7 +161,6 @@ impl SparseFfn {
         BEGUN.with_borrow_mut(|begun| {
             let is_gate = matches!(part, FfnPart::Gate);
             let begun = begun.entry(self.id).or_insert_with(|| Begun {
-                prefix: self.layer.prefix.clone(),
                 x: x.to_vec(),
                 gate: false,
                 up: false,
@@ -274,6 +266,12 @@ impl SparseFfn {
                 (value - known).abs() <= most + tolerance.of_bias * bias
             })
         })
+    }
+}
+
+impl Drop for SparseFfn {
+    fn drop(&mut self) {
+        self.forget();
     }
 }
 

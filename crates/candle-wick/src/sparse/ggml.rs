@@ -17,15 +17,15 @@ use candle::quantized::{GgmlDType, QStorage, QTensor, QuantizedType};
 use candle::{bail, CpuStorage, DType, Device};
 use half::f16;
 
-use super::facts::read_config;
+use super::facts::{read_config, StructKind};
 use super::ffn::SparseFfn;
+use super::linear_product;
 use super::llama_shape::{LlamaShape, EMBEDDING};
 use super::options::SparseOptions;
-use super::planned::Planned;
 use super::turns::Turns;
+use crate::activation::Activation;
 use crate::error::{Error, Result};
 use crate::folder::FlashFolder;
-use crate::linear::by_rows;
 use crate::matrix::Matrix;
 use crate::var_builder::{FfnPart, FlashVarBuilder};
 
@@ -52,8 +52,8 @@ enum FlashWeight {
         matrix: Matrix,
         turns: Arc<Turns>,
         chunk_tokens: usize,
-        /// Rows of a head, where ggml has its halves interleaved.
-        interleave: Option<usize>,
+        /// Of queries and keys, whose rows are in another order there.
+        head_dim: Option<usize>,
     },
     /// What candle wants the values of.
     Values { name: String, matrix: Matrix },
@@ -87,17 +87,11 @@ impl FlashWeight {
                 matrix,
                 turns,
                 chunk_tokens,
-                interleave,
+                head_dim,
             } => {
-                let (rows, columns) = (matrix.rows(), matrix.columns());
-                let chunks = x.chunks(chunk_tokens * columns);
-                for (x, y) in chunks.zip(y.chunks_mut(chunk_tokens * rows)) {
-                    let got = turns.run(|| by_rows(matrix, x.len() / columns, x));
-                    let got = got.map_err(|error| format!("{name}: {error}"))?;
-                    match interleave {
-                        Some(head_dim) => interleaved(&got, *head_dim, y),
-                        None => y.copy_from_slice(&got),
-                    }
+                turns.run(|| linear_product((name, matrix), *chunk_tokens, x, y))?;
+                if let Some(head_dim) = head_dim {
+                    interleave(y, *head_dim);
                 }
                 Ok(())
             }
@@ -106,18 +100,21 @@ impl FlashWeight {
     }
 }
 
-/// The rows of each head as ggml has them: one of its first half, one of its second, and so on.
-fn interleaved(rows: &[f32], head_dim: usize, out: &mut [f32]) {
-    for (rows, out) in rows.chunks(head_dim).zip(out.chunks_mut(head_dim)) {
-        let (first, second) = rows.split_at(head_dim / 2);
-        for (pair, (a, b)) in out.chunks_mut(2).zip(first.iter().zip(second)) {
+/// Puts the rows of each head, halves one after the other, in ggml's order: one of the first half, one of the second, and so on.
+fn interleave(rows: &mut [f32], head_dim: usize) {
+    let mut head = vec![0.0; head_dim];
+    for rows in rows.chunks_mut(head_dim) {
+        head.copy_from_slice(rows);
+        let (first, second) = head.split_at(head_dim / 2);
+        for (pair, (a, b)) in rows.chunks_mut(2).zip(first.iter().zip(second)) {
             pair.copy_from_slice(&[*a, *b]);
         }
     }
 }
 
 impl QuantizedType for FlashWeight {
-    /// One of the dtypes that candle never packs anew behind the weight's back, and does not turn into a tensor.
+    /// Weights of other dtypes are not asked for their products: those that candle packs anew (`select` in `quantized/repack*.rs`: some
+    /// on x86, some on aarch64), and floats, which become tensors (`QMatMul::from_arc`).
     fn dtype(&self) -> GgmlDType {
         GgmlDType::Q5_1
     }
@@ -148,13 +145,13 @@ impl QuantizedType for FlashWeight {
         match self {
             Self::Values { matrix, .. } => Ok(CpuStorage::F32(matrix.to_f32()?)),
             _ => bail!(
-                "{} stays on flash: CANDLE_DEQUANTIZE_ALL wants it in memory",
+                "{} stays on flash and is no tensor (where CANDLE_DEQUANTIZE_ALL is set candle asks for one)",
                 self.name()
             ),
         }
     }
 
-    /// None of its bytes can be had.
+    /// Candle makes a slice of this length at [`Self::as_ptr`]: an empty one, which needs an aligned pointer that is not null.
     fn storage_size_in_bytes(&self) -> usize {
         0
     }
@@ -181,7 +178,7 @@ impl QuantizedType for FlashWeight {
 }
 
 /// Collects the tensors by ggml's names.
-struct Tensors<'a> {
+struct GgmlTensors<'a> {
     vb: &'a FlashVarBuilder,
     shape: LlamaShape,
     turns: Arc<Turns>,
@@ -190,7 +187,7 @@ struct Tensors<'a> {
     tensors: HashMap<String, QTensor>,
 }
 
-impl Tensors<'_> {
+impl GgmlTensors<'_> {
     /// A tensor that candle wants the values of.
     fn values(&mut self, name: &str, stored: String, shape: &[usize]) -> Result<()> {
         let matrix = Matrix::load(self.vb.folder(), &stored, shape, false)?;
@@ -207,14 +204,14 @@ impl Tensors<'_> {
         name: &str,
         stored: String,
         shape: [usize; 2],
-        interleave: Option<usize>,
+        head_dim: Option<usize>,
     ) -> Result<()> {
         let weight = FlashWeight::Linear {
             matrix: self.vb.matrix(&shape, &stored)?,
             name: stored,
             turns: self.turns.clone(),
             chunk_tokens: self.chunk_tokens,
-            interleave,
+            head_dim,
         };
         self.put(name, weight, &shape)
     }
@@ -242,15 +239,14 @@ impl Tensors<'_> {
         for (name, stored) in NORMS {
             self.values(&theirs(name), ours(stored), &[hidden])?;
         }
-        let keys = self.shape.kv_heads * head_dim;
-        for (name, stored, rows, reordered) in [
-            ("attention.wq", "self_attn.q_proj", hidden, true),
-            ("attention.wk", "self_attn.k_proj", keys, true),
-            ("attention.wv", "self_attn.v_proj", keys, false),
-            ("attention.wo", "self_attn.o_proj", hidden, false),
+        let (kv_rows, reordered) = (self.shape.kv_heads * head_dim, Some(head_dim));
+        for (name, stored, rows, head_dim) in [
+            ("attention.wq", "self_attn.q_proj", hidden, reordered),
+            ("attention.wk", "self_attn.k_proj", kv_rows, reordered),
+            ("attention.wv", "self_attn.v_proj", kv_rows, None),
+            ("attention.wo", "self_attn.o_proj", hidden, None),
         ] {
-            let interleave = reordered.then_some(head_dim);
-            self.linear(&theirs(name), ours(stored), [rows, hidden], interleave)?;
+            self.linear(&theirs(name), ours(stored), [rows, hidden], head_dim)?;
         }
         for (name, stored) in FFN {
             self.ffn(&theirs(name), &ours(stored))?;
@@ -260,62 +256,61 @@ impl Tensors<'_> {
 }
 
 impl FlashVarBuilder {
-    /// As [`Self::for_stock`], for candle's quantized Llama, which computes in F32 and has SiLU.
+    /// The root of the tree for candle's quantized Llama, which computes in F32, has SiLU and takes 4096 positions at most: plans the
+    /// budget, with what candle keeps in DRAM itself.
     ///
     /// # Errors
-    /// As of [`Self::for_stock`], or candle's struct would compute something else than the folder's model.
+    /// The budget is below the floor, the selector does not suit the folder, or candle's struct would compute something else than
+    /// the folder's model.
     pub fn for_quantized_llama(folder: &FlashFolder, options: &SparseOptions) -> Result<Self> {
         let config = read_config(folder)?;
         let facts = LlamaShape::of(folder, &config)?.facts(folder, &config)?;
-        let options = SparseOptions {
-            dtype: DType::F32,
-            activation: None,
-            ..options.clone()
-        };
-        Self::planned_for(folder, facts, &options)
+        let is_silu = |activation| activation == Activation::Silu;
+        if options.dtype != DType::F32 || !options.activation.is_none_or(is_silu) {
+            let reason = "candle's quantized Llama computes in F32 and has silu";
+            return Err(Error::Stock {
+                reason: reason.to_owned(),
+            });
+        }
+        Self::for_struct(folder, facts, options)
     }
 
     /// What candle's `quantized_llama::ModelWeights::from_ggml` is made of, and the query heads of each key head, which it wants to be
     /// told as well. Loads all weights; they go with the model.
     ///
+    /// The model takes turns for its products, on threads of its own. `self` is there for [`Self::ffn_stats`], and with `dip-ca` and
+    /// dense prompts for [`Self::begin_sequence`] and [`Self::set_prompt`].
+    ///
     /// # Errors
-    /// Candle's struct would compute something else than the folder's model, the budget was planned for another one, or a weight
-    /// cannot be loaded.
+    /// Candle's struct would compute something else than the folder's model, the budget was planned for another one or is spent
+    /// already, or a weight cannot be loaded.
     pub fn ggml_content(&self) -> Result<(Content, usize)> {
         let (folder, root) = (self.folder(), self.root());
         let config = read_config(folder)?;
         let shape = LlamaShape::of(folder, &config)?;
-        let planned = match self.planned() {
-            Some(planned) => planned.clone(),
-            None => Planned::without_plan(shape.facts(folder, &config)?).into(),
-        };
-        if !planned.facts.head_apart {
-            let reason =
-                "the budget was planned for another struct: for_quantized_llama plans for this one";
-            return Err(Error::Stock {
-                reason: reason.to_owned(),
-            });
-        }
+        let facts = || shape.facts(folder, &config);
+        let setup = self.setup_for(StructKind::QuantizedLlama, facts)?;
+        setup.begin_loading()?;
         let turns = Arc::new(Turns::new()?);
-        let ffns = root.load_ffns(&planned)?;
+        let ffns = root.load_ffns(&setup)?;
         let (hparams, gqa) = (shape.hparams(ffns.len()), shape.heads / shape.kv_heads);
         let (layers, hidden, vocab) = (ffns.len(), shape.hidden, shape.vocab);
-        let mut tensors = Tensors {
+        let mut tensors = GgmlTensors {
             vb: &root,
             shape,
             turns,
-            chunk_tokens: planned.chunk_tokens,
+            chunk_tokens: setup.chunk_tokens,
             ffns,
             tensors: HashMap::new(),
         };
         tensors.values("tok_embeddings", EMBEDDING.to_owned(), &[vocab, hidden])?;
         tensors.values("norm", "model.norm.weight".to_owned(), &[hidden])?;
-        tensors.linear("output", planned.facts.head.clone(), [vocab, hidden], None)?;
+        tensors.linear("output", setup.facts.head.clone(), [vocab, hidden], None)?;
         for number in 0..layers {
             tensors.layer(number)?;
         }
         let tensors = tensors.tensors;
-        if let Some(plan) = &planned.plan {
+        if let Some(plan) = &setup.plan {
             plan.prove_scratch();
         }
         let content = Content {

@@ -1,13 +1,13 @@
 //! The models that candle's quantized Llama can be when it is built by `from_ggml`.
 //!
 //! That constructor knows what ggml's first files could say: a rotary base of 10000 without scaling, norms with 1e-5, SiLU, no biases
-//! (Llama 2, TinyLlama). Other configs are refused, for it would compute something else.
+//! (Llama 2, TinyLlama). Other configs are refused, for it would compute something else; so are those that say the same in a way that is
+//! not understood here.
 
 use candle::quantized::ggml_file::HParams;
 use serde_json::Value;
 
-use super::facts::{refused, StockFacts};
-use crate::activation::Activation;
+use super::facts::{refused, StockFacts, StructKind};
 use crate::error::Result;
 use crate::folder::FlashFolder;
 
@@ -37,35 +37,45 @@ impl LlamaShape {
             let reason = format!("{reason}, which candle's ModelWeights::from_ggml cannot be told");
             Err(refused(folder, reason))
         };
+        if let Some(reason) = unlike_ggml(config) {
+            return fail(reason);
+        }
         let mut tensors = folder.resident_tensors();
         if let Some((name, _)) = tensors.find(|(name, _)| name.ends_with(".bias")) {
             return fail(format!("there is a {name}"));
         }
-        if let Some(reason) = unlike_ggml(config) {
-            return fail(reason);
+        let extent = folder.extent(EMBEDDING);
+        let extent = extent.ok_or_else(|| folder.missing(EMBEDDING))?;
+        let size = |key: &str| config.get(key).and_then(Value::as_u64).unwrap_or(0);
+        let hidden = size("hidden_size");
+        let (vocab, columns) = match *extent.shape {
+            [vocab, columns] => (vocab, columns),
+            _ => (0, 0),
+        };
+        if columns as u64 != hidden || u32::try_from(vocab.max(columns)).is_err() {
+            let shape = &extent.shape;
+            let reason = format!("hidden_size is {hidden}, {EMBEDDING} is {shape:?}");
+            return Err(refused(folder, reason));
         }
-        let size = |key: &str| config.get(key).and_then(Value::as_u64).unwrap_or(0) as usize;
-        let (hidden, heads) = (size("hidden_size"), size("num_attention_heads"));
+        let heads = size("num_attention_heads");
         let kv_heads = match size("num_key_value_heads") {
             0 => heads,
             kv_heads => kv_heads,
         };
-        let head_dim = size("head_dim");
         // Halves of a head are interleaved.
         if heads == 0 || hidden % heads != 0 || (hidden / heads) % 2 != 0 || heads % kv_heads != 0 {
             let sizes = format!("hidden_size {hidden} of {heads} heads, {kv_heads} for keys");
             return fail(sizes);
         }
+        let head_dim = size("head_dim");
         if head_dim != 0 && head_dim != hidden / heads {
             return fail(format!("head_dim is {head_dim}"));
         }
-        let embedding = folder.extent(EMBEDDING);
-        let embedding = embedding.ok_or_else(|| folder.missing(EMBEDDING))?;
         Ok(Self {
-            hidden,
-            heads,
-            kv_heads,
-            vocab: embedding.shape.first().copied().unwrap_or(0),
+            hidden: columns,
+            heads: heads as usize,
+            kv_heads: kv_heads as usize,
+            vocab,
         })
     }
 
@@ -75,7 +85,7 @@ impl LlamaShape {
 
     /// What a file would begin with.
     pub(super) fn hparams(&self, layers: usize) -> HParams {
-        // All of them are sizes of tensors that are there.
+        // Each is at most a size of the embedding, which was found to fit; there is an FFN in memory for each layer.
         HParams {
             n_vocab: self.vocab as u32,
             n_embd: self.hidden as u32,
@@ -90,44 +100,57 @@ impl LlamaShape {
     /// What is planned for.
     pub(super) fn facts(&self, folder: &FlashFolder, config: &Value) -> Result<StockFacts> {
         Ok(StockFacts {
-            activation: Activation::Silu,
-            head_apart: true,
-            // Sines, cosines, and the table that they are made of: half a head each.
+            kind: StructKind::QuantizedLlama,
+            // Sines, cosines, and the angles that they are made of: half a head each.
             rope_bytes: 6 * POSITIONS * self.head_dim() as u64,
-            ..StockFacts::of_config(folder, config)?
+            ..StockFacts::of(folder, config)?
         })
     }
 }
 
 /// What in a config candle's constructor cannot be told.
 fn unlike_ggml(config: &Value) -> Option<String> {
-    let text = |key: &str| config.get(key).and_then(Value::as_str);
-    let rope = config.get("rope_parameters").unwrap_or(&Value::Null);
-    let number = |key: &str, unsaid: f64| {
-        let said = config.get(key).or_else(|| rope.get(key));
-        said.and_then(Value::as_f64).unwrap_or(unsaid)
+    let said = |table: &Value, key: &str| {
+        let value = table.get(key).filter(|value| !value.is_null());
+        value.cloned()
     };
-    let model_type = text("model_type").unwrap_or_default();
-    let activation = text("hidden_act").unwrap_or("silu");
-    let (theta, eps) = (
-        number("rope_theta", ROPE_THETA),
-        number("rms_norm_eps", 1e-6),
-    );
-    let scaling = config
-        .get("rope_scaling")
-        .filter(|scaling| !scaling.is_null());
-    let scaling = scaling.or_else(|| rope.get("rope_type").filter(|kind| *kind != "default"));
-    if model_type != "llama" {
-        Some(format!("model_type is {model_type:?}"))
-    } else if activation != "silu" {
-        Some(format!("hidden_act is {activation:?}"))
-    } else if theta != ROPE_THETA {
-        Some(format!("rope_theta is {theta}"))
-    } else if let Some(scaling) = scaling {
-        Some(format!("the rotary embedding is scaled by {scaling}"))
-    } else if (eps / RMS_NORM_EPS - 1.0).abs() > 1e-6 {
-        Some(format!("rms_norm_eps is {eps:?}"))
-    } else {
-        None
+    let unlike = |key: &str, value: &Value| Some(format!("{key} is {value}"));
+    match said(config, "model_type") {
+        Some(Value::String(model_type)) if model_type == "llama" => {}
+        other => return unlike("model_type", &other.unwrap_or_default()),
+    }
+    match said(config, "hidden_act") {
+        Some(activation) if activation != "silu" => return unlike("hidden_act", &activation),
+        _ => {}
+    }
+    if let Some(scaling) = said(config, "rope_scaling") {
+        return unlike("rope_scaling", &scaling);
+    }
+    let rope = config.get("rope_parameters").unwrap_or(&Value::Null);
+    for theta in [said(config, "rope_theta"), said(rope, "rope_theta")] {
+        match theta {
+            Some(theta) if theta.as_f64() != Some(ROPE_THETA) => {
+                return unlike("rope_theta", &theta)
+            }
+            _ => {}
+        }
+    }
+    // Nothing but the base and the kind that has nothing else.
+    for (key, value) in rope.as_object().into_iter().flatten() {
+        let is_plain = match key.as_str() {
+            "rope_theta" => true,
+            "rope_type" | "type" => value == "default",
+            _ => value.is_null(),
+        };
+        if !is_plain {
+            return unlike(&format!("rope_parameters.{key}"), value);
+        }
+    }
+    let eps = said(config, "rms_norm_eps").unwrap_or_else(|| 1e-6.into());
+    // A config made from one in f32 says 9.99999974737e-06.
+    let is_near = |eps: f64| (eps / RMS_NORM_EPS - 1.0).abs() < 1e-6;
+    match eps.as_f64().is_some_and(is_near) {
+        true => None,
+        false => unlike("rms_norm_eps", &eps),
     }
 }

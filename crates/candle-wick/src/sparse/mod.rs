@@ -1,34 +1,12 @@
 //! Unmodified `candle_transformers` models whose FFNs run from flash, neurons selected.
 //!
-//! ```no_run
-//! # use candle::{DType, Tensor}; use candle_wick::{FlashFolder, FlashVarBuilder, IoOptions, SparseOptions};
-//! # struct Falcon; struct Config;
-//! # impl Falcon {
-//! #     fn load(_: candle_nn::VarBuilder, _: Config) -> candle::Result<Self> { Ok(Self) }
-//! #     fn forward(&mut self, x: &Tensor) -> candle::Result<Tensor> { Ok(x.clone()) }
-//! # }
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let (config, input) = (Config, Tensor::zeros(1, DType::U32, &candle::Device::Cpu)?);
-//! let folder = FlashFolder::open("falcon-7b.wick", IoOptions::default())?;
-//! let options = SparseOptions { memory: Some("4GiB".parse()?), ..Default::default() };
-//! let vb = FlashVarBuilder::for_stock(&folder, &options)?;
-//! let mut falcon = Falcon::load(vb.sparse()?, config)?; // candle's own
-//! let logits = vb.forward(|| falcon.forward(&input))?;
-//! # Ok(()) }
-//! ```
-//!
-//! Candle multiplies through the `gemm` crate, and wick-gemm stands in its place (`[patch.crates-io]`). The `VarBuilder` hands out
-//! placeholders for the weights of linear layers, and products with them come here: those of gate, up and down run as one
-//! [`FlashMlp`](crate::FlashMlp) (`ffn`), all others by rows through the same kernels as in our own definitions, in DRAM in the
-//! stored dtype or streamed. The `FlashVarBuilder` owns what its placeholders stand for: it has to live as long as the model. Without
-//! it candle says that dtypes differ.
-//!
-//! Candle's quantized Llama needs no patch: its weights may say themselves how they multiply (`ggml`).
+//! A struct's weights are stand-ins that pass products on: those of gate, up and down run as one [`FlashMlp`](crate::FlashMlp)
+//! (`ffn`), all others by rows through the same kernels as in our own definitions, in DRAM in the stored dtype or streamed.
+//! Two kinds of weights can do so: any, where wick-gemm stands in the place of gemm (`patched`), and those of candle's
+//! quantized Llama, which say themselves how they multiply (`ggml`).
 //!
 //! Not here: other models under a budget (`stock`), the place of gemm (`wick-gemm`).
 
-#[cfg(feature = "wick-gemm")]
-mod backend;
 mod facts;
 mod ffn;
 mod ggml;
@@ -36,13 +14,7 @@ mod llama_shape;
 mod options;
 #[cfg(feature = "wick-gemm")]
 mod patched;
-#[cfg(feature = "wick-gemm")]
-mod placeholder;
-mod planned;
-#[cfg(feature = "wick-gemm")]
-mod running;
-#[cfg(feature = "wick-gemm")]
-mod store;
+mod setup;
 mod turns;
 
 use std::sync::Arc;
@@ -52,23 +24,18 @@ use self::ffn::SparseFfn;
 use crate::budget::BudgetPlan;
 use crate::error::Result;
 use crate::folder::FlashFolder;
+use crate::linear::by_rows;
+use crate::matrix::Matrix;
 use crate::var_builder::{FlashVarBuilder, Placement};
 
 pub use self::options::SparseOptions;
-pub(crate) use self::planned::Planned;
 #[cfg(feature = "wick-gemm")]
-pub(crate) use self::store::Store;
+pub(crate) use self::patched::Store;
+pub(crate) use self::setup::StockSetup;
 
 impl FlashVarBuilder {
-    /// The root of the tree for a stock model: plans the budget, with what candle keeps in DRAM itself.
-    ///
-    /// # Errors
-    /// The budget is below the floor, the selector does not suit the folder, or the activation is unknown.
-    pub fn for_stock(folder: &FlashFolder, options: &SparseOptions) -> Result<Self> {
-        Self::planned_for(folder, StockFacts::of(folder)?, options)
-    }
-
-    fn planned_for(
+    /// The root of the tree for the struct that `facts` are of: plans the budget.
+    fn for_struct(
         folder: &FlashFolder,
         facts: StockFacts,
         options: &SparseOptions,
@@ -80,20 +47,20 @@ impl FlashVarBuilder {
             switches: options.switches,
             ..plan.placement()
         };
-        let planned = Planned::new(plan, facts, options);
-        Ok(Self::with_plan(folder, placement, planned))
+        let setup = StockSetup::planned(plan, facts, options);
+        Ok(Self::with_setup(folder, placement, setup))
     }
 
-    /// What is kept in DRAM of what was planned for, and what candle keeps there.
+    /// What a stock model keeps in DRAM, by `for_stock` or [`Self::for_quantized_llama`].
     pub fn stock_plan(&self) -> Option<&BudgetPlan> {
-        self.planned()?.plan.as_ref()
+        self.setup()?.plan.as_ref()
     }
 
-    fn load_ffns(&self, planned: &Planned) -> Result<Vec<Arc<SparseFfn>>> {
+    fn load_ffns(&self, setup: &StockSetup) -> Result<Vec<Arc<SparseFfn>>> {
         let layers = &self.folder().manifest().layers;
         let mut ffns: Vec<Arc<SparseFfn>> = Vec::with_capacity(layers.len());
         for layer in layers {
-            let (activation, tokens) = (planned.activation, planned.chunk_tokens);
+            let (activation, tokens) = (setup.activation, setup.chunk_tokens);
             let ffn = SparseFfn::load(self, layer.clone(), activation, tokens)?;
             if let Some(before) = ffns.last() {
                 before.look_ahead_to(&ffn);
@@ -103,6 +70,22 @@ impl FlashVarBuilder {
         }
         Ok(ffns)
     }
+}
+
+/// `y` `(tokens, rows)` of `x` `(tokens, columns)` and the matrix `name`, in steps of up to `chunk_tokens`; or why not.
+fn linear_product(
+    (name, matrix): (&str, &Matrix),
+    chunk_tokens: usize,
+    x: &[f32],
+    y: &mut [f32],
+) -> std::result::Result<(), String> {
+    let (rows, columns) = (matrix.rows(), matrix.columns());
+    let chunks = x.chunks(chunk_tokens * columns);
+    for (x, y) in chunks.zip(y.chunks_mut(chunk_tokens * rows)) {
+        let got = by_rows(matrix, x.len() / columns, x);
+        y.copy_from_slice(&got.map_err(|error| format!("{name}: {error}"))?);
+    }
+    Ok(())
 }
 
 /// Whether the weight of this name is looked up by rows and not multiplied: candle has such tensors in DRAM whole.

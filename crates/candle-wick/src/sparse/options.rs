@@ -2,7 +2,7 @@
 
 use candle::DType;
 
-use super::facts::{embeddings, StockFacts, HEAD};
+use super::facts::{embeddings, StockFacts, StructKind, HEAD};
 use crate::activation::Activation;
 use crate::budget::{BudgetPlan, ModelNeeds, PlanOptions};
 use crate::dip::DipOptions;
@@ -30,7 +30,8 @@ pub struct SparseOptions {
     pub activation: Option<Activation>,
     /// What the model allocates itself, for the budget: KV cache, activations, logits; as
     /// [`StockOptions::reserve_bytes`](crate::stock::StockOptions::reserve_bytes), and for a prompt of `n` tokens about
-    /// `8 n * intermediate_size` bytes more, for what passes between candle and the store.
+    /// `8 n * intermediate_size` bytes more, for what passes between candle and the store. Candle's quantized Llama keeps a mask of
+    /// `n * (n + position)` bytes for each length of a prompt's piece and each position that one began at.
     pub reserve_bytes: u64,
     /// See [`Placement::window_tokens`](crate::Placement::window_tokens).
     pub window_tokens: Option<usize>,
@@ -83,10 +84,10 @@ impl SparseOptions {
             token_values: 0,
             vocab_size: 0,
             embedding: embedding.unwrap_or_default(),
-            // A tied model has one tensor, which the embedding's bytes are.
-            head: match facts.head_apart {
-                true => facts.head.clone(),
-                false => HEAD.to_owned(),
+            head: match facts.kind {
+                // A tied model has one tensor, which the embedding's bytes are.
+                StructKind::Patched => HEAD.to_owned(),
+                StructKind::QuantizedLlama => facts.head.clone(),
             },
         };
         let dense_bytes = folder.manifest().dense_weight_bytes.max(1) as f64;

@@ -1,13 +1,13 @@
-//! The threads of a stock model, which its products have to themselves one after the other.
+//! The threads of a stock model, for one product or forward at a time.
 //!
-//! A thread that waits in a pool picks up other tasks of it; none of them may want a lock that it holds. So there is a pool for
-//! these weights alone, one piece of work in it at a time, and whoever waits for its turn does so outside of any pool.
+//! A thread that waits in a pool picks up other tasks of it; none of them may want a lock that it holds. So these weights have a
+//! pool of their own with one piece of work in it at a time, and who waits for a turn waits outside of any pool.
 
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::Result;
-use crate::pool::ComputePool;
+use crate::pool::{with_awake_threads, ComputePool};
 
 pub(super) struct Turns {
     pool: ComputePool,
@@ -30,14 +30,18 @@ impl Turns {
 
     /// Runs `work` when it is its turn, on the pool's threads.
     pub(super) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let run = || {
+        outside_of_pools(|| {
             let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-            self.pool.run(work)
-        };
-        match rayon::current_thread_index() {
-            None => run(),
-            Some(_) => std::thread::scope(|scope| scope.spawn(run).join())
-                .unwrap_or_else(|panic| resume_unwind(panic)),
-        }
+            self.pool.run(|| with_awake_threads(work))
+        })
+    }
+}
+
+/// Runs `work` on a thread that picks up no task of any pool while it waits.
+pub(super) fn outside_of_pools<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    match rayon::current_thread_index() {
+        None => work(),
+        Some(_) => std::thread::scope(|scope| scope.spawn(work).join())
+            .unwrap_or_else(|panic| resume_unwind(panic)),
     }
 }

@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 
-use super::ffn::forget_begun;
+use crate::sparse::ffn::forget_begun;
 
 thread_local! {
     /// The numbers of their stores, outermost first.

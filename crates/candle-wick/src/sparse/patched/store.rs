@@ -7,13 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use candle::Tensor;
 use gemm::wick::catching;
 
-use super::ffn::{unfinished, SparseFfn};
 use super::placeholder::{Placeholder, Uses};
 use super::running::{outer, Running};
-use super::turns::Turns;
 use crate::error::{Error, Result};
 use crate::matrix::Matrix;
-use crate::pool::with_awake_threads;
+use crate::sparse::ffn::SparseFfn;
+use crate::sparse::turns::{outside_of_pools, Turns};
 
 /// Distinguishes stores for as long as the process lives, which addresses would not.
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
@@ -67,14 +66,19 @@ impl Store {
     }
 
     /// Loads the FFNs once.
-    pub(super) fn load(&self, load: impl FnOnce() -> Result<Vec<Arc<SparseFfn>>>) -> Result<()> {
-        let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.loaded.get().is_none() {
-            let turns = Turns::new()?;
-            let ffns = load()?;
-            let _is_first = self.loaded.set(Loaded { turns, ffns });
-        }
-        Ok(())
+    pub(super) fn load(
+        &self,
+        load: impl FnOnce() -> Result<Vec<Arc<SparseFfn>>> + Send,
+    ) -> Result<()> {
+        outside_of_pools(|| {
+            let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.loaded.get().is_none() {
+                let turns = Turns::new()?;
+                let ffns = load()?;
+                let _is_first = self.loaded.set(Loaded { turns, ffns });
+            }
+            Ok(())
+        })
     }
 
     pub(super) fn ffns(&self) -> &[Arc<SparseFfn>] {
@@ -130,22 +134,23 @@ impl Store {
                     .to_owned();
             return Err(Error::Stock { reason }.into());
         }
-        loaded.turns.run(|| self.run(outer, forward))
+        loaded.turns.run(|| self.run(outer, &loaded.ffns, forward))
     }
 
     fn run<T>(
         &self,
         outer: Vec<u64>,
+        ffns: &[Arc<SparseFfn>],
         forward: impl FnOnce() -> candle::Result<T>,
     ) -> candle::Result<T> {
         let _running = Running::begin(outer, self.id);
         let before = self.products();
-        let (result, failure) = catching(|| with_awake_threads(forward));
+        let (result, failure) = catching(forward);
         if let Some(reason) = failure {
             return Err(Error::Stock { reason }.into());
         }
         let result = result?;
-        if let Some(reason) = unfinished() {
+        if let Some(reason) = ffns.iter().find_map(|ffn| ffn.unfinished()) {
             return Err(Error::Stock { reason }.into());
         }
         self.check_all_used(&before)?;

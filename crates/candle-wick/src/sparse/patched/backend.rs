@@ -8,31 +8,31 @@ use candle::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::Init;
 
-use super::facts::HEAD;
-use super::is_embedding;
-use super::planned::Planned;
 use crate::error::{Error, Result};
+use crate::sparse::facts::HEAD;
+use crate::sparse::is_embedding;
+use crate::sparse::setup::StockSetup;
 use crate::var_builder::FlashVarBuilder;
 
 pub(super) struct SparseBackend {
     vb: FlashVarBuilder,
     /// The number of the struct that is built.
     of_struct: usize,
-    planned: Arc<Planned>,
+    setup: Arc<StockSetup>,
 }
 
 impl SparseBackend {
-    pub(super) fn new(vb: FlashVarBuilder, planned: Arc<Planned>) -> Self {
+    pub(super) fn new(vb: FlashVarBuilder, setup: Arc<StockSetup>) -> Self {
         Self {
             of_struct: vb.store().begin_struct(),
             vb,
-            planned,
+            setup,
         }
     }
 
     /// The name of a tensor in the folder.
     fn stored<'a>(&'a self, name: &'a str) -> &'a str {
-        let head = &self.planned.facts.head;
+        let head = &self.setup.facts.head;
         match name == HEAD && !head.is_empty() {
             true => head,
             false => name,
@@ -53,7 +53,7 @@ impl SparseBackend {
                 got,
             });
         }
-        let planned = self.planned.dtype;
+        let planned = self.setup.dtype;
         if dtype != planned {
             let reason = format!("{name} is asked for as {dtype:?}, planned was {planned:?}: SparseOptions::dtype says which");
             return Err(Error::Stock { reason });
@@ -64,7 +64,7 @@ impl SparseBackend {
             }
             [rows, columns] if is_linear => {
                 let shape = [rows, columns];
-                self.vb.stand_in(self.of_struct, name, shape, &self.planned)
+                self.vb.stand_in(self.of_struct, name, shape, &self.setup)
             }
             [_, _] => {
                 let reason = format!(
