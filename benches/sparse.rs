@@ -15,8 +15,8 @@ use candle_nn::VarBuilder;
 use candle_transformers::models::quantized_llama::ModelWeights;
 use candle_transformers::models::{falcon, llama};
 use candle_wick::{
-    peak_rss_bytes, DipOptions, FlashFolder, FlashVarBuilder, IoOptions, Memory, SelectorKind,
-    SparseOptions,
+    peak_rss_bytes, Activation, DipOptions, FlashFolder, FlashVarBuilder, IoOptions, Memory,
+    SelectorKind, SparseOptions,
 };
 use candle_wick_models::{logprob, LoadOptions, LoadedModel, WickTokenizer};
 use clap::{Parser, ValueEnum};
@@ -77,14 +77,21 @@ fn own(folder: FlashFolder, args: &Args, dip: DipOptions) -> anyhow::Result<Mode
 
 fn stock(folder: FlashFolder, args: &Args, dip: DipOptions) -> anyhow::Result<Model> {
     let dtype = if args.f16 { DType::F16 } else { DType::F32 };
+    let config: Value = serde_json::from_str(&folder.config_json()?)?;
+    // Random weights do not mind that their config says another one.
+    let activation = match config["model_type"].as_str() {
+        Some("llama") => Some(Activation::Silu),
+        Some("falcon") => Some(Activation::GeluNew),
+        _ => None,
+    };
     let options = SparseOptions {
+        activation,
         memory: args.memory,
         selector: args.selector,
         dip,
         dtype,
         ..SparseOptions::default()
     };
-    let config: Value = serde_json::from_str(&folder.config_json()?)?;
     let vb = FlashVarBuilder::for_stock(&folder, &options)?;
     let mut forward = build(&config, vb.sparse()?)?;
     let planned_bytes = vb.stock_plan().map_or(0, |plan| plan.total_bytes);

@@ -1,7 +1,7 @@
 //! Candle's own Falcon, unmodified, with its FFNs on flash.
 //!
-//! `cargo run --release --example stock_falcon -- --model DIR --memory 6GiB`, where DIR is a converted folder of a Falcon of the 7B
-//! shape. Its workspace has to put wick-gemm in the place of gemm: `examples/patched`.
+//! `cargo run --release --manifest-path examples/patched/Cargo.toml --bin stock_falcon -- --model DIR --memory 6GiB`, where DIR is a
+//! converted folder of a Falcon of the 7B shape: the workspace of the program puts wick-gemm in the place of gemm.
 
 use std::io::{stdout, Write};
 
@@ -43,7 +43,7 @@ fn main() -> anyhow::Result<()> {
         num_attention_heads: size("num_attention_heads")?,
         ..Config::falcon7b()
     };
-    let tokenizer = WickTokenizer::load(&args.model)?.context("no tokenizer.json")?;
+    let tokenizer = WickTokenizer::load(&args.model)?.context("the folder has no tokenizer")?;
 
     let options = SparseOptions {
         memory: args.memory,

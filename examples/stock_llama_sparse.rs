@@ -1,7 +1,8 @@
 //! Candle's own Llama, unmodified, with its FFNs on flash and most of them left out.
 //!
-//! `cargo run --release --example stock_llama_sparse -- --model DIR --selector dip --density 0.7 --memory 4GiB`, where DIR is a
-//! folder converted with `--layout both`, in a workspace that puts wick-gemm in the place of gemm: `examples/patched`.
+//! `cargo run --release --manifest-path examples/patched/Cargo.toml --bin stock_llama_sparse -- --model DIR --selector dip
+//! --density 0.7 --memory 4GiB`, where DIR is a folder converted with `--layout both`: the workspace of the program puts
+//! wick-gemm in the place of gemm.
 
 #[path = "common/stock_llama.rs"]
 mod common;
@@ -16,5 +17,7 @@ fn main() -> anyhow::Result<()> {
     let mut cache = Cache::new(true, DType::F32, &job.config, &Device::Cpu)?;
     let vb = FlashVarBuilder::for_stock(&job.folder, &job.options)?;
     let llama = Llama::load(vb.sparse()?, &job.config)?; // candle's own
-    job.write(|piece, position| vb.forward(|| llama.forward(piece, position, &mut cache)))
+    job.write(|piece, position| vb.forward(|| llama.forward(piece, position, &mut cache)))?;
+    common::report(&vb.ffn_stats());
+    Ok(())
 }

@@ -15,5 +15,7 @@ fn main() -> anyhow::Result<()> {
     let vb = FlashVarBuilder::for_quantized_llama(&job.folder, &job.options)?;
     let (content, gqa) = vb.ggml_content()?;
     let mut llama = ModelWeights::from_ggml(content, gqa)?; // candle's own
-    job.write(|piece, position| llama.forward(piece, position))
+    job.write(|piece, position| llama.forward(piece, position))?;
+    common::report(&vb.ffn_stats());
+    Ok(())
 }

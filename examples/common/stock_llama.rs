@@ -2,10 +2,13 @@
 
 use std::io::{stdout, Write};
 
-use anyhow::Context;
+use anyhow::{ensure, Context};
 use candle::{Device, Tensor};
 use candle_transformers::models::llama::{Config, LlamaConfig, LlamaEosToks};
-use candle_wick::{DipOptions, FlashFolder, IoOptions, Memory, SelectorKind, SparseOptions};
+use candle_wick::{
+    peak_rss_bytes, DipOptions, FfnStats, FlashFolder, IoOptions, Memory, SelectorKind,
+    SparseOptions,
+};
 use candle_wick_models::WickTokenizer;
 use clap::Parser;
 
@@ -19,10 +22,13 @@ pub struct Args {
     /// 60% of the weights, 4GiB in all; without it everything stays in memory.
     #[arg(long)]
     memory: Option<Memory>,
+    /// dense, dip, dip-ca, or, to compare with them, prune-gate, prune-up, prune-glu, cats; dense by default.
     #[arg(long)]
     selector: Option<SelectorKind>,
-    #[arg(long, default_value_t = DipOptions::default().density)]
+    /// Share of the FFN weights that a token is multiplied with.
+    #[arg(long, default_value_t = DipOptions::default().density, requires = "selector")]
     density: f64,
+    /// Tokens to write.
     #[arg(short = 'n', default_value_t = 100)]
     sample_len: usize,
 }
@@ -43,8 +49,10 @@ impl Job {
         let folder = FlashFolder::open(&args.model, IoOptions::default())?;
         let config = serde_json::from_str::<LlamaConfig>(&folder.config_json()?)?;
         let config = config.into_config(false);
-        let tokenizer = WickTokenizer::load(&args.model)?.context("no tokenizer.json")?;
+        let tokenizer = WickTokenizer::load(&args.model)?;
+        let tokenizer = tokenizer.context("the folder has no tokenizer")?;
         let tokens = tokenizer.encode(&args.prompt)?;
+        ensure!(!tokens.is_empty(), "the prompt has no tokens");
         let mut options = SparseOptions {
             memory: args.memory,
             selector: args.selector,
@@ -83,13 +91,13 @@ impl Job {
         for _ in 0..self.sample_len {
             let mut logits = None;
             while position < tokens.len() {
-                // In pieces, so that a long prompt takes no more memory than a short one.
+                // In pieces, since what is computed takes memory for each of their tokens.
                 let piece = &tokens[position..tokens.len().min(position + 128)];
                 let input = Tensor::new(piece, &Device::Cpu)?.unsqueeze(0)?;
                 logits = Some(forward(&input, position)?);
                 position += piece.len();
             }
-            let logits = logits.context("an empty prompt")?;
+            let logits = logits.context("no token to go on from")?;
             let next = logits.squeeze(0)?.argmax(0)?.to_scalar::<u32>()?;
             if ends.contains(&next) {
                 break;
@@ -101,4 +109,18 @@ impl Job {
         println!("{}", stream.finish()?);
         Ok(())
     }
+}
+
+/// Prints what the layers did.
+pub fn report(layers: &[FfnStats]) {
+    let mut all = FfnStats::default();
+    for layer in layers {
+        all += *layer;
+    }
+    println!(
+        "\n{:.1} % of the FFN selected, {:.1} % of this was in memory; peak {} MiB",
+        100.0 * all.selected_fraction(),
+        100.0 * all.hit_rate(),
+        peak_rss_bytes().unwrap_or(0) >> 20
+    );
 }

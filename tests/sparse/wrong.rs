@@ -114,6 +114,38 @@ fn another_activation_than_the_folders_has_to_be_named() {
     assert!(error.contains("transformer.h.0.mlp"), "{error}");
 }
 
+/// Candle's Llama has SiLU and no biases, whatever the folder has.
+#[test]
+fn a_struct_that_would_compute_another_model_is_refused() {
+    let relu = Stock::of("llama-relu-gqa-f16");
+    let error = |vb: candle_wick::Error| vb.to_string();
+    let planned = FlashVarBuilder::for_stock(&relu.folder, &SparseOptions::default());
+    let placed = relu.placement(SelectorKind::Dense, None);
+    let placed = FlashVarBuilder::new(&relu.folder, placed).sparse();
+    for refusal in [error(planned.err().unwrap()), error(placed.err().unwrap())] {
+        assert!(refusal.contains("config.json"), "{refusal}");
+        assert!(
+            refusal.contains("is relu, candle's struct has silu"),
+            "{refusal}"
+        );
+    }
+    let silu = SparseOptions {
+        activation: Some(Activation::Silu),
+        ..SparseOptions::default()
+    };
+    let vb = FlashVarBuilder::for_stock(&relu.folder, &silu).unwrap();
+    let (mut forward, vb) = relu.sparse(vb);
+    let theirs = decode(&relu.ids, relu.in_memory());
+    let ours = decode(&relu.ids, |ids, at| vb.forward(|| forward(ids, at)));
+    assert!(distance(&ours, &theirs) < 1e-5);
+    // Qwen2's biases are nothing that a Llama asks for.
+    let mut qwen = Stock::of("qwen2");
+    qwen.build = build_llama;
+    let (mut forward, vb) = qwen.with_slots(SelectorKind::Dense, None);
+    let error = refused(&vb, || forward(&qwen.ids, 0));
+    assert!(error.contains("_proj.bias was never asked for"), "{error}");
+}
+
 /// Candle's linear layers of the first attention, of one struct.
 fn attention<const N: usize>(vb: &FlashVarBuilder, names: [&str; N]) -> [Linear; N] {
     let vb = vb.sparse().unwrap().pp("model.layers.0.self_attn");
@@ -231,6 +263,7 @@ fn budgets_and_selectors_that_cannot_be_are_refused_before_anything_is_loaded() 
     assert!(small.contains("below the floor"), "{small}");
     let little = error(options(SelectorKind::Dense, Some(Memory::Percent(1.0))));
     assert!(little.contains("below the floor"), "{little}");
+    assert!(little.contains("% will do"), "{little}");
     let oracle = error(options(SelectorKind::Oracle, None));
     assert!(oracle.contains("silu is never exactly zero"), "{oracle}");
     let lowrank = error(SparseOptions {

@@ -426,24 +426,22 @@ fn below_floor(
         ("predictors", fixed.predictors),
         ("one pass of slots", slots_floor),
     ];
-    let weights_floor = fixed.weights() + slots_floor;
-    let (budget_bytes, floor_bytes, from) = match options.memory {
-        Some(Memory::Percent(percent)) => (
-            (dense_weight_bytes as f64 * percent / 100.0) as u64,
-            weights_floor,
-            7,
-        ),
-        Some(Memory::Bytes(bytes)) => (bytes, floor_bytes, 0),
-        None => (u64::MAX, floor_bytes, 0),
+    let listed = |parts: &[(&str, u64)]| {
+        let parts = parts.iter().filter(|(_, bytes)| *bytes > 0);
+        let listed = parts.map(|(label, bytes)| format!("{label} {}", HumanBytes(*bytes)));
+        listed.collect::<Vec<_>>().join(", ")
     };
-    let listed: Vec<String> = parts[from..]
-        .iter()
-        .filter(|(label, bytes)| *label != OTHER_LABEL || *bytes > 0)
-        .map(|(label, bytes)| format!("{label} {}", HumanBytes(*bytes)))
-        .collect();
-    Error::BelowFloor {
-        budget_bytes,
-        floor_bytes,
-        breakdown: listed.join(", "),
+    match options.memory {
+        Some(Memory::Percent(percent)) => {
+            let weights_floor = fixed.weights() + slots_floor;
+            Error::below_share(
+                percent,
+                weights_floor,
+                dense_weight_bytes,
+                listed(&parts[7..]),
+            )
+        }
+        Some(Memory::Bytes(bytes)) => Error::below_floor(bytes, floor_bytes, listed(&parts)),
+        None => Error::below_floor(u64::MAX, floor_bytes, listed(&parts)),
     }
 }

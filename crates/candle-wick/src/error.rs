@@ -1,5 +1,6 @@
 //! What can go wrong in this crate, and how it turns into a `candle::Error`.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use crate::memory::HumanBytes;
@@ -8,8 +9,8 @@ use crate::predictor_kind::PredictorInput;
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Trouble with a converted folder, a device or a budget; one sentence each.
-#[derive(Debug, thiserror::Error)]
+/// Trouble with a converted folder, a device or a budget; one sentence each, also where it is printed by `main`.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A read failed, or its bytes do not match their checksum.
@@ -80,9 +81,8 @@ pub enum Error {
     },
     /// The budget is below what the model needs at the very least.
     #[error(
-        "a budget of {} ({budget_bytes} bytes) is below the floor of {} ({floor_bytes} bytes): {breakdown}; \
-         with what moves from run to run, {} MiB will do",
-        HumanBytes(*budget_bytes), HumanBytes(*floor_bytes), floor_bytes.saturating_add(3 << 19).div_ceil(1 << 20)
+        "a budget of {} ({budget_bytes} bytes) is below the floor of {} ({floor_bytes} bytes): {breakdown}; {enough} will do",
+        HumanBytes(*budget_bytes), HumanBytes(*floor_bytes)
     )]
     BelowFloor {
         /// The budget given.
@@ -91,6 +91,8 @@ pub enum Error {
         floor_bytes: u64,
         /// What makes up the floor.
         breakdown: String,
+        /// What to ask for instead.
+        enough: String,
     },
     /// The machine does not have what a plan by shares comes to.
     #[error(
@@ -143,6 +145,45 @@ pub enum Error {
     /// An error of candle's own.
     #[error(transparent)]
     Candle(#[from] candle::Error),
+}
+
+impl Error {
+    /// A budget in bytes below the floor: with what moves from run to run a little more than the floor will do.
+    pub(crate) fn below_floor(budget_bytes: u64, floor_bytes: u64, breakdown: String) -> Self {
+        let mib = floor_bytes.saturating_add(3 << 19).div_ceil(1 << 20);
+        Self::BelowFloor {
+            budget_bytes,
+            floor_bytes,
+            breakdown,
+            enough: format!("with what moves from run to run, {mib} MiB"),
+        }
+    }
+
+    /// A share of `dense_bytes` of weights below the floor of weights.
+    pub(crate) fn below_share(
+        percent: f64,
+        floor_bytes: u64,
+        dense_bytes: u64,
+        breakdown: String,
+    ) -> Self {
+        let dense_bytes = dense_bytes.max(1) as f64;
+        Self::BelowFloor {
+            budget_bytes: (dense_bytes * percent / 100.0) as u64,
+            floor_bytes,
+            breakdown,
+            enough: match (100.0 * floor_bytes as f64 / dense_bytes).ceil() {
+                enough if enough <= 100.0 => format!("{enough}%"),
+                _ => "100% or a budget in bytes".to_owned(),
+            },
+        }
+    }
+}
+
+/// The sentence: what `main` prints of an error that it returns.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl From<Error> for candle::Error {

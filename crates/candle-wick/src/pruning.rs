@@ -65,7 +65,7 @@ impl Pruning {
         let share = (matrices * options.density - dense) / (matrices - dense);
         if share <= 0.0 {
             return refuse(format!(
-                "density is {:?}, and what decides is {:.3} of the FFN already",
+                "density is {:?}, and what decides is {:.3} of the FFN already: it must be more",
                 options.density,
                 dense / matrices
             ));

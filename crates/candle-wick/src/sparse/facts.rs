@@ -31,6 +31,8 @@ impl StructKind {
 #[derive(Clone, Debug)]
 pub(super) struct StockFacts {
     pub(super) activation: Activation,
+    /// The config's activation, where candle's struct has another one whatever it is told.
+    mismatch: Option<Activation>,
     /// The tensor of its head: the embedding's in a tied model.
     pub(super) head: String,
     pub(super) kind: StructKind,
@@ -43,13 +45,23 @@ impl StockFacts {
     pub(super) fn of(folder: &FlashFolder, config: &Value) -> Result<Self> {
         let fail = |reason: String| refused(folder, reason);
         let text = |key: &str| config.get(key).and_then(Value::as_str);
-        let keys = ["hidden_act", "hidden_activation", "activation_function"];
         let model_type = text("model_type").unwrap_or_default();
-        let activation = match (model_type, keys.into_iter().find_map(text)) {
+        let keys = [
+            "hidden_act",
+            "hidden_activation",
+            "activation_function",
+            "activation",
+        ];
+        let said = keys.into_iter().find_map(text);
+        let said = said.map(str::parse::<Activation>).transpose()?;
+        let (activation, mismatch) = match (model_type, said) {
             // Theirs, whatever the config says.
-            ("llama", _) => Activation::Silu,
-            ("falcon", _) => Activation::GeluNew,
-            (_, Some(name)) => name.parse()?,
+            ("llama", said) => (
+                Activation::Silu,
+                said.filter(|said| *said != Activation::Silu),
+            ),
+            ("falcon", said) => (Activation::GeluNew, said.filter(|said| said.is_relu_like())),
+            (_, Some(said)) => (said, None),
             (_, None) => return Err(fail(format!("it has none of {}", keys.join(", ")))),
         };
         let head = match folder.extent(HEAD) {
@@ -87,10 +99,36 @@ impl StockFacts {
             .fold(4, u64::saturating_mul);
         Ok(Self {
             activation,
+            mismatch,
             head,
             kind: StructKind::Patched,
             rope_bytes,
         })
+    }
+}
+
+impl StockFacts {
+    /// The activation that was `asked` for, or the struct's.
+    ///
+    /// # Errors
+    /// Nobody asked, and the struct would compute another model than the folder's.
+    pub(super) fn activation_for(
+        &self,
+        folder: &FlashFolder,
+        asked: Option<Activation>,
+    ) -> Result<Activation> {
+        match (asked, self.mismatch) {
+            (Some(asked), _) => Ok(asked),
+            (None, None) => Ok(self.activation),
+            (None, Some(mismatch)) => {
+                let (said, has) = (mismatch.name(), self.activation.name());
+                let reason = format!(
+                    "the model's activation is {said}, candle's struct has {has} whatever it is told and would compute another model; \
+                     SparseOptions::activation runs it nevertheless, and our own definitions have {said}"
+                );
+                Err(refused(folder, reason))
+            }
+        }
     }
 }
 

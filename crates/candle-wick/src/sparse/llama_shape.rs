@@ -34,7 +34,9 @@ impl LlamaShape {
     /// Candle's quantized Llama would compute something else than this model.
     pub(super) fn of(folder: &FlashFolder, config: &Value) -> Result<Self> {
         let fail = |reason: String| {
-            let reason = format!("{reason}, which candle's ModelWeights::from_ggml cannot be told");
+            let reason = format!(
+                "{reason}, which candle's ModelWeights::from_ggml cannot be told: FlashVarBuilder::sparse and our own definitions can"
+            );
             Err(refused(folder, reason))
         };
         if let Some(reason) = unlike_ggml(config) {
@@ -99,12 +101,11 @@ impl LlamaShape {
 
     /// What is planned for.
     pub(super) fn facts(&self, folder: &FlashFolder, config: &Value) -> Result<StockFacts> {
-        Ok(StockFacts {
-            kind: StructKind::QuantizedLlama,
-            // Sines, cosines, and the angles that they are made of: half a head each.
-            rope_bytes: 6 * POSITIONS * self.head_dim() as u64,
-            ..StockFacts::of(folder, config)?
-        })
+        let mut facts = StockFacts::of(folder, config)?;
+        facts.kind = StructKind::QuantizedLlama;
+        // Sines, cosines, and the angles that they are made of: half a head each.
+        facts.rope_bytes = 6 * POSITIONS * self.head_dim() as u64;
+        Ok(facts)
     }
 }
 

@@ -47,7 +47,8 @@ impl FlashVarBuilder {
             switches: options.switches,
             ..plan.placement()
         };
-        let setup = StockSetup::planned(plan, facts, options);
+        let activation = facts.activation_for(folder, options.activation)?;
+        let setup = StockSetup::planned(plan, facts, activation, options);
         Ok(Self::with_setup(folder, placement, setup))
     }
 

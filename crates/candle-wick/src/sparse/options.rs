@@ -67,7 +67,7 @@ impl SparseOptions {
             );
             return Err(Error::Stock { reason });
         }
-        let activation = self.activation.unwrap_or(facts.activation);
+        let activation = facts.activation_for(folder, self.activation)?;
         let selector = SelectorKind::chosen(self.selector, folder, activation, self.dip)?;
         let layers = &folder.manifest().layers;
         let values = embeddings(folder).map(|(_, extent)| extent.shape.iter().product::<usize>());
@@ -123,14 +123,14 @@ impl SparseOptions {
                     ..
                 },
                 Some(Memory::Percent(percent)),
-            ) => Error::BelowFloor {
-                budget_bytes: (dense_bytes * percent / 100.0) as u64,
-                floor_bytes: floor_bytes.saturating_add(candle_bytes),
-                breakdown: format!(
+            ) => {
+                let floor_bytes = floor_bytes.saturating_add(candle_bytes);
+                let breakdown = format!(
                     "candle's embedding {}, {breakdown}",
                     HumanBytes(candle_bytes)
-                ),
-            },
+                );
+                Error::below_share(percent, floor_bytes, dense_bytes as u64, breakdown)
+            }
             (error, _) => error,
         }
     }

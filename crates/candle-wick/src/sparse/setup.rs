@@ -31,9 +31,14 @@ pub(crate) struct StockSetup {
 }
 
 impl StockSetup {
-    pub(super) fn planned(plan: BudgetPlan, facts: StockFacts, options: &SparseOptions) -> Self {
+    pub(super) fn planned(
+        plan: BudgetPlan,
+        facts: StockFacts,
+        activation: Activation,
+        options: &SparseOptions,
+    ) -> Self {
         Self {
-            activation: options.activation.unwrap_or(facts.activation),
+            activation,
             dtype: options.dtype,
             chunk_tokens: plan.chunk_tokens,
             plan: Some(plan),
@@ -42,10 +47,10 @@ impl StockSetup {
         }
     }
 
-    fn for_placement(facts: StockFacts) -> Self {
+    fn for_placement(facts: StockFacts, activation: Activation) -> Self {
         Self {
             plan: None,
-            activation: facts.activation,
+            activation,
             dtype: DType::F32,
             chunk_tokens: CHUNK_TOKENS_MAX,
             facts,
@@ -74,7 +79,11 @@ impl FlashVarBuilder {
         facts: impl FnOnce() -> Result<StockFacts>,
     ) -> Result<Arc<StockSetup>> {
         match self.setup() {
-            None => Ok(StockSetup::for_placement(facts()?).into()),
+            None => {
+                let facts = facts()?;
+                let activation = facts.activation_for(self.folder(), None)?;
+                Ok(StockSetup::for_placement(facts, activation).into())
+            }
             Some(setup) if setup.facts.kind == kind => Ok(setup.clone()),
             Some(_) => {
                 let constructor = kind.constructor();

@@ -192,9 +192,5 @@ fn below_floor(budget_bytes: u64, floor: u64, besides: &Besides, units: &[Unit])
         ("largest expert", largest(units, true)),
     ];
     let listed = parts.map(|(label, bytes)| format!("{label} {}", HumanBytes(bytes)));
-    Error::BelowFloor {
-        budget_bytes,
-        floor_bytes: floor,
-        breakdown: listed.join(", "),
-    }
+    Error::below_floor(budget_bytes, floor, listed.join(", "))
 }

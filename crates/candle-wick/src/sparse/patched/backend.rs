@@ -8,6 +8,7 @@ use candle::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::Init;
 
+use super::store::is_bias;
 use crate::error::{Error, Result};
 use crate::sparse::facts::HEAD;
 use crate::sparse::is_embedding;
@@ -73,7 +74,12 @@ impl SparseBackend {
                 );
                 Err(Error::Stock { reason })
             }
-            _ => Ok(self.vb.dense().get_unchecked_dtype(name, dtype)?),
+            _ => {
+                if is_bias(name) {
+                    self.vb.store().note_bias(self.of_struct, name);
+                }
+                Ok(self.vb.dense().get_unchecked_dtype(name, dtype)?)
+            }
         }
     }
 }

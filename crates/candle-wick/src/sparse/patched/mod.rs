@@ -64,7 +64,7 @@ impl FlashVarBuilder {
         let folder = self.folder();
         let facts = || StockFacts::of(folder, &read_config(folder)?);
         let setup = self.setup_for(StructKind::Patched, facts)?;
-        self.store().load(|| root.load_ffns(&setup))?;
+        self.store().load(folder, || root.load_ffns(&setup))?;
         if let Some(plan) = self.stock_plan() {
             plan.prove_scratch();
         }

@@ -1,6 +1,6 @@
 //! What the clones of a `FlashVarBuilder` share for stock models: FFNs, other matrices, placeholders, and the turns of forwards.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -10,6 +10,7 @@ use gemm::wick::catching;
 use super::placeholder::{Placeholder, Uses};
 use super::running::{outer, Running};
 use crate::error::{Error, Result};
+use crate::folder::FlashFolder;
 use crate::matrix::Matrix;
 use crate::sparse::ffn::SparseFfn;
 use crate::sparse::turns::{outside_of_pools, Turns};
@@ -31,6 +32,8 @@ struct Loaded {
     /// Forwards go one after the other.
     turns: Turns,
     ffns: Vec<Arc<SparseFfn>>,
+    /// The names of the model's biases.
+    biases: Vec<String>,
 }
 
 /// What structs were given.
@@ -47,6 +50,18 @@ struct Struct {
     /// Products with them so far.
     products: Arc<AtomicU64>,
     placeholders: Vec<(String, Placeholder)>,
+    /// The biases that it asked for.
+    biases: BTreeSet<String>,
+}
+
+impl Tensors {
+    /// The structs that have multiplied since these were their products.
+    fn passed<'a>(&'a self, before: &'a [u64]) -> impl Iterator<Item = &'a Struct> {
+        let structs = self.structs.iter().zip(before);
+        let passed =
+            structs.filter(|(built, before)| built.products.load(Ordering::Relaxed) > **before);
+        passed.map(|(built, _)| built)
+    }
 }
 
 impl Default for Store {
@@ -68,6 +83,7 @@ impl Store {
     /// Loads the FFNs once.
     pub(super) fn load(
         &self,
+        folder: &FlashFolder,
         load: impl FnOnce() -> Result<Vec<Arc<SparseFfn>>> + Send,
     ) -> Result<()> {
         outside_of_pools(|| {
@@ -75,7 +91,13 @@ impl Store {
             if self.loaded.get().is_none() {
                 let turns = Turns::new()?;
                 let ffns = load()?;
-                let _is_first = self.loaded.set(Loaded { turns, ffns });
+                let names = folder.resident_tensors().map(|(name, _)| name);
+                let biases = names.filter(|name| is_bias(name)).cloned().collect();
+                let _is_first = self.loaded.set(Loaded {
+                    turns,
+                    ffns,
+                    biases,
+                });
             }
             Ok(())
         })
@@ -109,6 +131,12 @@ impl Store {
         tensor
     }
 
+    /// Notes that a struct asked for a bias.
+    pub(super) fn note_bias(&self, of_struct: usize, name: &str) {
+        let mut tensors = self.tensors();
+        tensors.structs[of_struct].biases.insert(name.to_owned());
+    }
+
     /// Products of each struct so far.
     fn products(&self) -> Vec<u64> {
         let tensors = self.tensors();
@@ -134,36 +162,53 @@ impl Store {
                     .to_owned();
             return Err(Error::Stock { reason }.into());
         }
-        loaded.turns.run(|| self.run(outer, &loaded.ffns, forward))
+        loaded.turns.run(|| self.run(outer, loaded, forward))
     }
 
     fn run<T>(
         &self,
         outer: Vec<u64>,
-        ffns: &[Arc<SparseFfn>],
+        loaded: &Loaded,
         forward: impl FnOnce() -> candle::Result<T>,
     ) -> candle::Result<T> {
         let _running = Running::begin(outer, self.id);
         let before = self.products();
         let (result, failure) = catching(forward);
+        self.check_biases(&before, &loaded.biases)?;
         if let Some(reason) = failure {
             return Err(Error::Stock { reason }.into());
         }
         let result = result?;
-        if let Some(reason) = ffns.iter().find_map(|ffn| ffn.unfinished()) {
+        if let Some(reason) = loaded.ffns.iter().find_map(|ffn| ffn.unfinished()) {
             return Err(Error::Stock { reason }.into());
         }
         self.check_all_used(&before)?;
         Ok(result)
     }
 
-    /// A pass through a struct, which there was if it multiplied, multiplies with all of its weights.
+    /// A struct that has been passed through adds all biases that the model has, or it is another model's.
+    fn check_biases(&self, before: &[u64], biases: &[String]) -> Result<()> {
+        let tensors = self.tensors();
+        let mut unasked = tensors.passed(before).flat_map(|built| {
+            let mut biases = biases.iter();
+            biases.find(|name| !built.biases.contains(*name))
+        });
+        match unasked.next() {
+            None => Ok(()),
+            Some(name) => {
+                let reason = format!(
+                    "{name} was never asked for: the struct is not that of the folder's model"
+                );
+                Err(Error::Stock { reason })
+            }
+        }
+    }
+
+    /// A pass through a struct multiplies with all of its weights.
     fn check_all_used(&self, before: &[u64]) -> Result<()> {
         let tensors = self.tensors();
-        let passed = tensors.structs.iter().zip(before);
-        let passed =
-            passed.filter(|(built, before)| built.products.load(Ordering::Relaxed) > **before);
-        let mut placeholders = passed.flat_map(|(built, _)| &built.placeholders);
+        let passed = tensors.passed(before);
+        let mut placeholders = passed.flat_map(|built| &built.placeholders);
         match placeholders.find(|(_, weight)| !weight.was_used()) {
             None => Ok(()),
             Some((name, _)) => {
@@ -174,4 +219,9 @@ impl Store {
             }
         }
     }
+}
+
+/// Whether the tensor of this name is added to what a layer gives.
+pub(super) fn is_bias(name: &str) -> bool {
+    name.ends_with(".bias")
 }
