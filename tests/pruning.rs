@@ -50,6 +50,32 @@ fn load(
     LoadedModel::load(folder.clone(), &options)
 }
 
+/// A threshold of the first tokens is one of numbers, and what is none stays to be seen.
+#[test]
+fn inputs_that_are_no_numbers_neither_vanish_nor_stay() {
+    let out = by_neurons(LLAMA);
+    let folder = open(&out);
+    let clean = Tensor::randn(0f32, 1.0, (3, 64), &Device::Cpu).unwrap();
+    let nan = Tensor::full(f32::NAN, (3, 64), &Device::Cpu).unwrap();
+    for selector in PRUNING {
+        let mut placement = Placement::resident(&folder, selector);
+        placement.dip = density(0.8);
+        let mlp = || {
+            let vb = FlashVarBuilder::new(&folder, placement.clone()).pp("model.layers.0.mlp");
+            FlashMlp::load(64, 176, Activation::Silu, vb).unwrap()
+        };
+        let values = |mlp: &FlashMlp, x: &Tensor| mlp.forward(x).unwrap().to_vec2::<f32>().unwrap();
+        let expected = values(&mlp(), &clean);
+        let poisoned = mlp();
+        let seen = values(&poisoned, &nan);
+        assert!(
+            seen.iter().flatten().all(|value| value.is_nan()),
+            "{selector}"
+        );
+        assert!(values(&poisoned, &clean) == expected, "{selector}");
+    }
+}
+
 #[test]
 fn a_density_of_one_is_dense_and_memory_never_counts() {
     let out = by_neurons(LLAMA);

@@ -28,6 +28,9 @@ pub(crate) struct Pruning {
     threshold: Option<OnceLock<f32>>,
 }
 
+/// A threshold that every size is above.
+const KEEPS_ALL: f32 = -1.0;
+
 /// Whose size counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum By {
@@ -110,7 +113,13 @@ impl Pruning {
             );
             return Ok(());
         };
-        let threshold = *threshold.get_or_init(|| self.quantile(sizes.values));
+        let known = threshold.get().copied();
+        let first = || {
+            let quantile = self.quantile(sizes.values)?;
+            Some(*threshold.get_or_init(|| quantile))
+        };
+        // With nothing to go by yet all stay, and what is wrong stays visible.
+        let threshold = known.or_else(first).unwrap_or(KEEPS_ALL);
         selection.clear();
         for neuron in 0..width {
             let of_neuron = sizes.values[neuron..].iter().step_by(width).enumerate();
@@ -158,14 +167,18 @@ impl Pruning {
         })
     }
 
-    /// What all but the kept share of `values` are at most, by size.
-    fn quantile(&self, values: &[f32]) -> f32 {
-        let mut sizes: Vec<f32> = values.iter().map(|value| value.abs()).collect();
-        let below = ((1.0 - self.share) * sizes.len() as f64) as usize;
-        match below.checked_sub(1) {
-            None => -1.0,
-            Some(last) => *sizes.select_nth_unstable_by(last, f32::total_cmp).1,
+    /// What all but the kept share of `values` are at most, by size; of those that are numbers.
+    fn quantile(&self, values: &[f32]) -> Option<f32> {
+        let numbers = values.iter().filter(|value| !value.is_nan());
+        let mut sizes: Vec<f32> = numbers.map(|value| value.abs()).collect();
+        if sizes.is_empty() {
+            return None;
         }
+        let below = ((1.0 - self.share) * sizes.len() as f64) as usize;
+        Some(match below.checked_sub(1) {
+            None => KEEPS_ALL,
+            Some(last) => *sizes.select_nth_unstable_by(last, f32::total_cmp).1,
+        })
     }
 }
 

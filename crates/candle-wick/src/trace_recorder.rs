@@ -9,6 +9,7 @@
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Seek, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use wick_format::FileLayout;
 
@@ -174,9 +175,11 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Of this process alone: two that record into one place do not write into each other's file.
+/// Of this recorder alone: two that record into one folder do not write into each other's file.
 fn partial_path(path: &Path) -> PathBuf {
-    path.with_file_name(format!(".wick-trace-{}.partial", std::process::id()))
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let (process, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    path.with_file_name(format!(".wick-trace-{process}-{number}.partial"))
 }
 
 /// Refuses what must not be replaced, before hours of work: a model's file, a text, a folder, a device.
@@ -253,6 +256,27 @@ mod tests {
         let first = trace.layer(0).unwrap();
         assert_eq!((first.intermediate_size(), first.entries()), (5, 5));
         assert_eq!(first.counts(), [1, 1, 1, 0, 2]);
+    }
+
+    #[test]
+    fn traces_of_one_folder_may_be_recorded_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let folder = folder.path();
+                scope.spawn(move || {
+                    for number in 0..20u32 {
+                        let path = folder.join(format!("{thread}-{number}.trace"));
+                        let mut recorder = TraceRecorder::create(&path, metadata(), [200]).unwrap();
+                        recorder.push(0, &[thread, 100 + number]);
+                        recorder.finish().unwrap();
+                        let layer = RecordedTrace::open(&path).unwrap().layer(0).unwrap();
+                        assert_eq!(layer.neurons(0), [thread, 100 + number]);
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 160);
     }
 
     #[test]

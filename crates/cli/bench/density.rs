@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{ensure, Context, Result};
-use candle_wick::{DipOptions, Memory, SelectorKind};
+use candle_wick::{DipOptions, HumanBytes, Memory, SelectorKind};
 use candle_wick_models::{block_nll, Blocks, LoadOptions, LoadedModel};
 use clap::Args;
 
@@ -287,9 +287,14 @@ impl Bench<'_> {
             }
         }
         let (name, memory) = (setting.name(), describe(setting.memory));
+        // There is little room beside a picture.
+        let budget = match setting.memory {
+            Memory::Bytes(bytes) => HumanBytes(bytes).to_string(),
+            percent => percent.to_string(),
+        };
         let series = match setting.selector {
-            SelectorKind::DipCa => format!("dip-ca {}, {memory}", setting.dip.gamma),
-            selector => format!("{selector}, {memory}"),
+            SelectorKind::DipCa => format!("dip-ca {}, {budget}", setting.dip.gamma),
+            selector => format!("{selector}, {budget}"),
         };
         let names = [name, series, memory];
         Ok(Point::new(names, nll, &figures, &ffn, &model))

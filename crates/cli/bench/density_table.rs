@@ -1,6 +1,7 @@
 //! What a bench of densities found: its table, its best point, and its picture.
 
 use std::fmt;
+use std::path::Path;
 
 use candle_wick::{FfnStats, SelectorKind};
 use candle_wick_models::LoadedModel;
@@ -145,12 +146,15 @@ impl Frontier {
     fn note(&self) -> String {
         let what = match (&self.synthetic, &self.text) {
             (Some(name), _) => format!("random weights with the geometry of {name}: speed only"),
-            (None, text) => format!(
-                "perplexity of {} in {} blocks of {}",
-                text.as_deref().unwrap_or("nothing"),
-                self.blocks,
-                self.block_tokens
-            ),
+            (None, text) => {
+                let file = text.as_deref().and_then(|path| Path::new(path).file_name());
+                format!(
+                    "perplexity of {} in {} blocks of {}",
+                    file.map_or("nothing".into(), |name| name.to_string_lossy()),
+                    self.blocks,
+                    self.block_tokens
+                )
+            }
         };
         format!(
             "{what}\n{} tokens decoded one by one after {}, cache {}, {}; one process, budgets as planned",

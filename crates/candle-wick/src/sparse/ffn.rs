@@ -239,7 +239,7 @@ impl SparseFfn {
         let ours = self.activation.name();
         Err(match Activation::all().find(is) {
             Some(other) => format!(
-                "the model's activation is {}, not {ours}: SparseOptions::activation says which",
+                "the struct's activation is {}, not {ours} as expected: it is another model's, or SparseOptions::activation says it wrongly",
                 other.name()
             ),
             None => format!("the model does not multiply down with {ours}(gate) * up, or {ours}(up) without a gate"),

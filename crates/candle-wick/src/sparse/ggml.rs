@@ -22,6 +22,7 @@ use super::ffn::SparseFfn;
 use super::linear_product;
 use super::llama_shape::{LlamaShape, EMBEDDING};
 use super::options::SparseOptions;
+use super::setup::StockSetup;
 use super::turns::Turns;
 use crate::activation::Activation;
 use crate::error::{Error, Result};
@@ -145,7 +146,7 @@ impl QuantizedType for FlashWeight {
         match self {
             Self::Values { matrix, .. } => Ok(CpuStorage::F32(matrix.to_f32()?)),
             _ => bail!(
-                "{} stays on flash and is no tensor (where CANDLE_DEQUANTIZE_ALL is set candle asks for one)",
+                "{} stays on flash and is no tensor (candle asks for one where CANDLE_DEQUANTIZE_ALL or CANDLE_DEQUANTIZE_ALL_F16 is set)",
                 self.name()
             ),
         }
@@ -285,14 +286,18 @@ impl FlashVarBuilder {
     /// Candle's struct would compute something else than the folder's model, the budget was planned for another one or is spent
     /// already, or a weight cannot be loaded.
     pub fn ggml_content(&self) -> Result<(Content, usize)> {
-        let (folder, root) = (self.folder(), self.root());
+        let folder = self.folder();
         let config = read_config(folder)?;
         let shape = LlamaShape::of(folder, &config)?;
         let facts = || shape.facts(folder, &config);
         let setup = self.setup_for(StructKind::QuantizedLlama, facts)?;
-        setup.begin_loading()?;
+        setup.load_once(|| self.load_content(shape, &setup))
+    }
+
+    fn load_content(&self, shape: LlamaShape, setup: &StockSetup) -> Result<(Content, usize)> {
+        let root = self.root();
         let turns = Arc::new(Turns::new()?);
-        let ffns = root.load_ffns(&setup)?;
+        let ffns = root.load_ffns(setup)?;
         let (hparams, gqa) = (shape.hparams(ffns.len()), shape.heads / shape.kv_heads);
         let (layers, hidden, vocab) = (ffns.len(), shape.hidden, shape.vocab);
         let mut tensors = GgmlTensors {

@@ -58,8 +58,8 @@ impl StockSetup {
         }
     }
 
-    /// Refuses to load a second time what was planned once.
-    pub(super) fn begin_loading(&self) -> Result<()> {
+    /// Runs `load`, but not a second time where what it loads was planned once.
+    pub(super) fn load_once<T>(&self, load: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.plan.is_some() && self.is_loaded.swap(true, Ordering::Relaxed) {
             let reason =
                 "the planned weights are loaded already: clone the model, or plan for another one";
@@ -67,7 +67,11 @@ impl StockSetup {
                 reason: reason.to_owned(),
             });
         }
-        Ok(())
+        let loaded = load();
+        if loaded.is_err() {
+            self.is_loaded.store(false, Ordering::Relaxed);
+        }
+        loaded
     }
 }
 
