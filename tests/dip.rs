@@ -12,6 +12,8 @@ use tempfile::TempDir;
 use crate::exactness::fingerprint;
 use crate::support::{converted_to, expected, fixture, largest, ConvertArgs};
 
+mod layer;
+
 const LLAMA: &str = "llama-2-silu";
 /// Models whose FFN has no gate.
 const UNGATED: [&str; 3] = ["phi-2", "opt-gelu-own-head", "falcon-rw-alibi"];
@@ -229,56 +231,6 @@ fn a_dense_prompt_keeps_everything_and_the_next_token_does_not() {
         dense.reset();
         assert_eq!(model.forward(&ids).unwrap(), dense.forward(&ids).unwrap());
         assert_ne!(model.forward(&[3]).unwrap(), dense.forward(&[3]).unwrap());
-    }
-}
-
-/// Magnitudes of `values`, the `count` largest kept and the others zero.
-fn kept(values: &[f32], count: usize) -> Vec<f32> {
-    let mut kept = vec![0.0; values.len()];
-    for number in largest(values, count) {
-        kept[number] = values[number];
-    }
-    kept
-}
-
-/// The FFN as candle computes it, of what is kept, against the layer.
-#[test]
-fn a_layer_computes_what_candle_does_of_what_is_kept() {
-    let out = by_columns(LLAMA);
-    let folder = open(&out);
-    let layer = folder.manifest().layers[0].clone();
-    let (hidden, ffn) = (layer.hidden_size, layer.intermediate_size);
-    let placement = Placement {
-        dip: dip(0.5, 0.2),
-        slots_per_layer: vec![20; 3],
-        channel_slots_per_layer: vec![20; 3],
-        ..Placement::resident(&folder, SelectorKind::Dip)
-    };
-    let vb = FlashVarBuilder::new(&folder, placement);
-    let at = vb.pp("model.layers.0.mlp");
-    let mlp = FlashMlp::load(hidden, ffn, Activation::Silu, at).unwrap();
-    let dense = vb.dense().pp("model.layers.0.mlp");
-    let [gate, up] = ["gate_proj", "up_proj"]
-        .map(|name| candle_nn::linear_no_bias(hidden, ffn, dense.pp(name)).unwrap());
-    let down = candle_nn::linear_no_bias(ffn, hidden, dense.pp("down_proj")).unwrap();
-    // The published shares of a half.
-    let inputs = (0.574_385 * hidden as f64) as usize;
-    let neurons = (0.351_230 * ffn as f64) as usize;
-    for seed in 0..5 {
-        let x: Vec<f32> = (0..hidden)
-            .map(|i| ((i * 7 + seed * 13) as f32 * 0.61).sin())
-            .collect();
-        let row = |values: Vec<f32>| {
-            let width = values.len();
-            Tensor::from_vec(values, (1, width), &Device::Cpu).unwrap()
-        };
-        let pruned = row(kept(&x, inputs));
-        let silu = gate.forward(&pruned).unwrap().silu().unwrap();
-        let glu = (silu * up.forward(&pruned).unwrap()).unwrap();
-        let glu = glu.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-        let expected = down.forward(&row(kept(&glu, neurons))).unwrap();
-        let got = mlp.forward(&row(x)).unwrap();
-        assert!(difference(&got, &expected) < 1e-5);
     }
 }
 

@@ -47,8 +47,6 @@ pub(crate) struct ColumnCache {
     /// What of a record is multiplied, in bytes.
     place: Range<usize>,
     overlap: bool,
-    /// Whether all columns were read when this was loaded, and stay.
-    is_filled: bool,
     slot_count: usize,
     state: Mutex<State>,
 }
@@ -57,8 +55,18 @@ pub(crate) struct State {
     pub(crate) cache: NeuronCache,
     /// The sequence that the residents are from.
     sequence: u64,
+    /// Whether all columns were read at once, and are there for every sequence.
+    stays: bool,
     /// Away while a step computes; gone after a panic.
     slots: Option<SlotBuffer>,
+}
+
+impl State {
+    /// Forgets which columns are in memory: they come back one by one.
+    pub(crate) fn clear(&mut self) {
+        self.cache.clear();
+        self.stays = false;
+    }
 }
 
 /// What a step did.
@@ -98,19 +106,20 @@ impl ColumnCache {
             dtype: kernel_dtype(layer.dtype),
             place,
             overlap: placement.switches.overlap,
-            is_filled: slot_count == stored.rows && window_tokens.is_none(),
             slot_count,
             state: Mutex::new(State {
                 cache,
                 sequence: 0,
+                stays: false,
                 slots: None,
             }),
             stored,
         };
         let mut state = columns.state();
         state.slots = Some(columns.new_slots()?);
-        if columns.is_filled {
+        if slot_count == columns.stored.rows && window_tokens.is_none() {
             columns.fill(&mut state)?;
+            state.stays = true;
         }
         drop(state);
         Ok(columns)
@@ -154,7 +163,7 @@ impl ColumnCache {
         // A panic in the books leaves them half-written.
         self.state.lock().unwrap_or_else(|poisoned| {
             let mut state = poisoned.into_inner();
-            state.cache.clear();
+            state.clear();
             self.state.clear_poison();
             state
         })
@@ -163,8 +172,8 @@ impl ColumnCache {
     /// Forgets what another sequence left in memory, unless all columns are there to stay.
     pub(crate) fn begin_sequence(&self, sequence: u64) {
         let mut state = self.state();
-        if state.sequence != sequence && !self.is_filled {
-            state.cache.clear();
+        if state.sequence != sequence && !state.stays {
+            state.clear();
         }
         state.sequence = sequence;
     }
@@ -216,7 +225,7 @@ impl ColumnCache {
         let slots = match state.slots.take() {
             Some(slots) => slots,
             None => {
-                state.cache.clear();
+                state.clear();
                 self.new_slots()?
             }
         };

@@ -1,7 +1,8 @@
 //! `wick bench density`: what each density of dip, and of what it is measured against, loses and saves.
 //!
 //! For each selector, density, gamma and budget: the perplexity of a text, and then what decoding the same tokens takes, one by
-//! one, after some to warm up. Perplexities that do not depend on the budget (all but those of `dip-ca`) are computed once.
+//! one, after some to warm up, from empty caches. Perplexities that do not depend on the budget are computed once: all but those of
+//! `dip-ca`, which goes by what is in memory, and `cats`, whose thresholds are those of a step's tokens, which the budget counts.
 //!
 //! A model with random weights has no perplexity worth having: it decodes ids that follow no pattern.
 //!
@@ -273,10 +274,9 @@ impl Bench<'_> {
     }
 
     fn measure(&mut self, setting: &Setting) -> Result<Point> {
-        let options = self.options(setting);
-        let mut model = LoadedModel::load(self.subject.folder.clone(), &options)?;
-        let nll = self.nll(setting, &mut model)?;
-        model.reset();
+        let nll = self.nll(setting)?;
+        // Another one than the text went through, whose caches would be warm in some rows alone.
+        let mut model = self.load(setting)?;
         let (mut figures, mut ffn) = (Vec::new(), candle_wick::FfnStats::default());
         let decoded = &self.ids[..self.args.warmup + self.args.tokens];
         for (index, id) in decoded.iter().enumerate() {
@@ -300,8 +300,13 @@ impl Bench<'_> {
         Ok(Point::new(names, nll, &figures, &ffn, &model))
     }
 
+    fn load(&self, setting: &Setting) -> Result<LoadedModel> {
+        let folder = self.subject.folder.clone();
+        Ok(LoadedModel::load(folder, &self.options(setting))?)
+    }
+
     /// Mean negative log-probability of the text's targets.
-    fn nll(&mut self, setting: &Setting, model: &mut LoadedModel) -> Result<Option<f64>> {
+    fn nll(&mut self, setting: &Setting) -> Result<Option<f64>> {
         if self.args.text_file.is_none() {
             return Ok(None);
         }
@@ -312,13 +317,16 @@ impl Bench<'_> {
         if let (false, Some(nll)) = (depends_on_memory, self.known_nll.get(&name)) {
             return Ok(Some(*nll));
         }
+        let mut model = self.load(setting)?;
         let blocks = Blocks::cut(&self.ids, self.ctx, self.args.blocks)?;
         let mut sum = 0.0;
         for block in blocks.iter() {
-            sum += block_nll(model, block)?;
+            sum += block_nll(&mut model, block)?;
         }
         let nll = sum / (blocks.count() * blocks.targets_per_block()) as f64;
-        self.known_nll.insert(name, nll);
+        if !depends_on_memory {
+            self.known_nll.insert(name, nll);
+        }
         Ok(Some(nll))
     }
 
@@ -336,7 +344,8 @@ impl Bench<'_> {
                 .text_file
                 .as_ref()
                 .map(|path| path.display().to_string()),
-            blocks: self.args.blocks,
+            // A short text has fewer.
+            blocks: self.args.blocks.min(self.ids.len() / self.ctx),
             block_tokens: self.ctx,
             tokens: self.args.tokens,
             warmup_tokens: self.args.warmup,

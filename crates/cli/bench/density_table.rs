@@ -245,7 +245,7 @@ impl fmt::Display for Frontier {
         writeln!(f, "{}\n", self.machine)?;
         writeln!(
             f,
-            "| selector | budget | perplexity | loss | MB in DRAM | multiply-adds | MB read/token | hits | ms (min..max) | tokens/s | \
+            "| selector | budget | perplexity | loss | MB of weights in DRAM | multiply-adds | MB read/token | hits | median ms (min..max) | tokens/s | \
              SIMULATED ms, max / sum |\n|---|---|---|---|---|---|---|---|---|---|---|"
         )?;
         for point in &self.points {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use wick_format::{ColumnKind, FfnLayer};
 
-use super::mask::keep_largest;
+use super::mask::{cache_aware, keep_largest};
 use super::options::Keep;
 use crate::activation::Activation;
 use crate::column_cache::{ColumnCache, ColumnCounts};
@@ -59,7 +59,9 @@ impl DipLayer {
         let selector = placement.selector;
         selector.check(folder, activation)?;
         let dip = placement.dip;
-        dip.check(selector)?;
+        if selector.has_density() {
+            dip.check(selector)?;
+        }
         let keep = match selector {
             SelectorKind::Dip | SelectorKind::DipCa => {
                 dip.keep(1 + usize::from(layer.gate.is_some()), hidden, ffn)
@@ -182,11 +184,9 @@ impl DipLayer {
             None => keep_largest(x, width, count, |_, size| size, scratch, selection),
             Some(gamma) => {
                 let state = columns.state();
-                let weigh =
-                    |number: usize, magnitude: f32| match state.cache.contains(number as u32) {
-                        true => magnitude,
-                        false => gamma * magnitude,
-                    };
+                let weigh = |number: usize, magnitude: f32| {
+                    cache_aware(magnitude, state.cache.contains(number as u32), gamma)
+                };
                 keep_largest(x, width, count, weigh, scratch, selection);
             }
         }
@@ -242,7 +242,7 @@ impl DipLayer {
 
     /// Forgets which columns are in DRAM.
     pub(crate) fn clear_cache(&self) {
-        self.channels.state().cache.clear();
-        self.downs.state().cache.clear();
+        self.channels.state().clear();
+        self.downs.state().clear();
     }
 }

@@ -60,6 +60,14 @@ pub(crate) fn keep_largest(
     }
 }
 
+/// What a magnitude counts for in the choice of `dip-ca`: `gamma` of it where its column would have to be read.
+pub(super) fn cache_aware(magnitude: f32, is_resident: bool, gamma: f32) -> f32 {
+    match is_resident {
+        true => magnitude,
+        false => gamma * magnitude,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -83,10 +91,6 @@ mod tests {
     fn the_published_example() {
         let x = [0.1, 0.5, -0.2, 0.8, -0.9];
         let is_resident = [true, false, true, false, true];
-        let cache_aware = |number: usize, magnitude: f32| match is_resident[number] {
-            true => magnitude,
-            false => 0.2 * magnitude,
-        };
         let sum = |numbers: &[u32]| -> f32 { numbers.iter().map(|n| x[*n as usize]).sum() };
         let misses = |numbers: &[u32]| {
             let missing = numbers.iter().filter(|n| !is_resident[**n as usize]);
@@ -98,7 +102,9 @@ mod tests {
         let plain = kept(&x, 3, magnitude);
         assert_eq!((&plain[..], misses(&plain)), (&[1, 3, 4][..], 2));
         assert!((sum(&plain) - 0.4).abs() < 1e-6);
-        let aware = kept(&x, 3, cache_aware);
+        let aware = kept(&x, 3, |number, magnitude| {
+            cache_aware(magnitude, is_resident[number], 0.2)
+        });
         assert_eq!((&aware[..], misses(&aware)), (&[2, 3, 4][..], 1));
         assert!((sum(&aware) + 0.3).abs() < 1e-6);
     }

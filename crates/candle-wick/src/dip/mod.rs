@@ -8,6 +8,10 @@
 //! `dip-ca` makes a value smaller by a factor gamma before the choice when its column is not in memory: it reads less, and
 //! its numbers depend on what is. Everybody else's do not.
 //!
+//! Where the paper's cache counts uses for ever and lets in a random part of a mask that is larger than itself, ours halves its
+//! counts every 128 tokens, takes the older of two that were used as often, and keeps a ring of slots that what does not fit
+//! streams through. What `dip-ca` prefers goes by that.
+//!
 //! Not here: reading and adding columns (`column_cache`).
 
 mod layer;
