@@ -18,7 +18,8 @@ pub(crate) struct DipArgs {
     #[arg(long, value_name = "FACTOR", value_parser = gamma, requires = "selector")]
     gamma: Option<f64>,
 
-    /// For --selector dip and dip-ca: keep everything of the prompt's tokens, whose union is nearly everything anyway
+    /// For --selector dip and dip-ca: keep everything of the prompt's tokens, whose union is nearly everything anyway; without it
+    /// dip-ca takes a prompt token by token, which is many times slower
     #[arg(long, requires = "selector")]
     dense_prompt: bool,
 }

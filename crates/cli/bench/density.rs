@@ -37,15 +37,15 @@ pub(crate) struct DensityArgs {
     #[command(flatten)]
     subject: SubjectArgs,
 
-    /// Selectors to try, beside dense
+    /// Selectors to try, beside dense, with commas between them
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [SelectorKind::Dip, SelectorKind::DipCa])]
     selectors: Vec<SelectorKind>,
 
-    /// Shares of the FFN weights that a token is multiplied with
+    /// Shares of the FFN weights that a token is multiplied with, with commas between them
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = share, default_values_t = [0.8, 0.65, 0.5, 0.35])]
     density: Vec<f64>,
 
-    /// For dip-ca: factors of a value whose column is not in memory
+    /// For dip-ca, whose texts go token by token: factors of a value whose column is not in memory
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = gamma, default_values_t = [0.2])]
     gamma: Vec<f64>,
 
