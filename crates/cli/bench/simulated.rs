@@ -1,4 +1,6 @@
-//! A device that is not there: the phone of the DIP paper, by counts alone, so that ours can be set beside the published ones.
+//! A device that is not there: the phone of the DIP paper, by its rates and our counts.
+//!
+//! The paper's own figures are of weights in 4 bits, of keys and values at a mean position, and of memory shared out evenly.
 //!
 //! Weights that were missing count as flash traffic, all others that products went through, keys and values among them, as DRAM
 //! traffic: neither padding nor what is read beside them counts. Computing takes no time.
