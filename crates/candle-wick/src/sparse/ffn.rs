@@ -11,6 +11,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 use candle::DType;
 use wick_format::FfnLayer;
@@ -146,11 +147,6 @@ impl SparseFfn {
         part.shape(&self.layer)
     }
 
-    /// Which of the layer's matrices a name means.
-    pub(super) fn part(&self, name: &str) -> Option<FfnPart> {
-        FfnPart::of(&self.layer, name)
-    }
-
     /// Notes the input `x` of gate or up, and answers with what [`Self::finish`] knows.
     pub(super) fn begin(
         &self,
@@ -273,6 +269,12 @@ impl Drop for SparseFfn {
     fn drop(&mut self) {
         self.forget();
     }
+}
+
+/// The FFN that the matrix `name` is of, and which of its matrices it is.
+pub(super) fn ffn_of(ffns: &[Arc<SparseFfn>], name: &str) -> Option<(Arc<SparseFfn>, FfnPart)> {
+    let mut ffns = ffns.iter();
+    ffns.find_map(|ffn| Some((ffn.clone(), FfnPart::of(&ffn.layer, name)?)))
 }
 
 /// The layer as a stock struct has it, which adds the biases of linear layers itself.

@@ -18,7 +18,7 @@ use candle::{bail, CpuStorage, DType, Device};
 use half::f16;
 
 use super::facts::{read_config, StructKind};
-use super::ffn::SparseFfn;
+use super::ffn::{ffn_of, SparseFfn};
 use super::linear_product;
 use super::llama_shape::{LlamaShape, EMBEDDING};
 use super::options::SparseOptions;
@@ -219,8 +219,7 @@ impl GgmlTensors<'_> {
 
     /// One of the three matrices of an FFN.
     fn ffn(&mut self, name: &str, stored: &str) -> Result<()> {
-        let mut ffns = self.ffns.iter();
-        let found = ffns.find_map(|ffn| Some((ffn.clone(), ffn.part(stored)?)));
+        let found = ffn_of(&self.ffns, stored);
         let (ffn, part) = found.ok_or_else(|| self.vb.folder().missing(stored))?;
         let shape = ffn.shape(part);
         let turns = self.turns.clone();

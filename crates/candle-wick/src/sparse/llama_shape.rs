@@ -8,6 +8,7 @@ use candle::quantized::ggml_file::HParams;
 use serde_json::Value;
 
 use super::facts::{refused, StockFacts, StructKind};
+use super::is_bias;
 use crate::error::Result;
 use crate::folder::FlashFolder;
 
@@ -43,7 +44,7 @@ impl LlamaShape {
             return fail(reason);
         }
         let mut tensors = folder.resident_tensors();
-        if let Some((name, _)) = tensors.find(|(name, _)| name.ends_with(".bias")) {
+        if let Some((name, _)) = tensors.find(|(name, _)| is_bias(name)) {
             return fail(format!("there is a {name}"));
         }
         let extent = folder.extent(EMBEDDING);
@@ -109,29 +110,30 @@ impl LlamaShape {
     }
 }
 
+/// What is under `key`, if it is something.
+fn said<'a>(table: &'a Value, key: &str) -> Option<&'a Value> {
+    table.get(key).filter(|value| !value.is_null())
+}
+
 /// What in a config candle's constructor cannot be told.
 fn unlike_ggml(config: &Value) -> Option<String> {
-    let said = |table: &Value, key: &str| {
-        let value = table.get(key).filter(|value| !value.is_null());
-        value.cloned()
-    };
     let unlike = |key: &str, value: &Value| Some(format!("{key} is {value}"));
     match said(config, "model_type") {
         Some(Value::String(model_type)) if model_type == "llama" => {}
-        other => return unlike("model_type", &other.unwrap_or_default()),
+        other => return unlike("model_type", other.unwrap_or(&Value::Null)),
     }
     match said(config, "hidden_act") {
-        Some(activation) if activation != "silu" => return unlike("hidden_act", &activation),
+        Some(activation) if activation != "silu" => return unlike("hidden_act", activation),
         _ => {}
     }
     if let Some(scaling) = said(config, "rope_scaling") {
-        return unlike("rope_scaling", &scaling);
+        return unlike("rope_scaling", scaling);
     }
     let rope = config.get("rope_parameters").unwrap_or(&Value::Null);
     for theta in [said(config, "rope_theta"), said(rope, "rope_theta")] {
         match theta {
             Some(theta) if theta.as_f64() != Some(ROPE_THETA) => {
-                return unlike("rope_theta", &theta)
+                return unlike("rope_theta", theta)
             }
             _ => {}
         }
@@ -147,11 +149,12 @@ fn unlike_ggml(config: &Value) -> Option<String> {
             return unlike(&format!("rope_parameters.{key}"), value);
         }
     }
-    let eps = said(config, "rms_norm_eps").unwrap_or_else(|| 1e-6.into());
+    let unsaid = Value::from(1e-6);
+    let eps = said(config, "rms_norm_eps").unwrap_or(&unsaid);
     // A config made from one in f32 says 9.99999974737e-06.
     let is_near = |eps: f64| (eps / RMS_NORM_EPS - 1.0).abs() < 1e-6;
     match eps.as_f64().is_some_and(is_near) {
         true => None,
-        false => unlike("rms_norm_eps", &eps),
+        false => unlike("rms_norm_eps", eps),
     }
 }

@@ -40,14 +40,14 @@ impl FlashVarBuilder {
         facts: StockFacts,
         options: &SparseOptions,
     ) -> Result<Self> {
-        let plan = options.plan(folder, &facts)?;
+        let activation = facts.activation_for(folder, options.activation)?;
+        let plan = options.plan(folder, &facts, activation)?;
         let placement = Placement {
             dip: options.dip,
             cache_policy: options.cache_policy,
             switches: options.switches,
             ..plan.placement()
         };
-        let activation = facts.activation_for(folder, options.activation)?;
         let setup = StockSetup::planned(plan, facts, activation, options);
         Ok(Self::with_setup(folder, placement, setup))
     }
@@ -87,6 +87,11 @@ fn linear_product(
         y.copy_from_slice(&got.map_err(|error| format!("{name}: {error}"))?);
     }
     Ok(())
+}
+
+/// Whether the tensor of this name is added to what a layer gives.
+fn is_bias(name: &str) -> bool {
+    name.ends_with(".bias")
 }
 
 /// Whether the weight of this name is looked up by rows and not multiplied: candle has such tensors in DRAM whole.

@@ -58,8 +58,13 @@ impl Default for SparseOptions {
 }
 
 impl SparseOptions {
-    /// Plans for the struct that `facts` are of.
-    pub(super) fn plan(&self, folder: &FlashFolder, facts: &StockFacts) -> Result<BudgetPlan> {
+    /// Plans for the struct that `facts` are of, with this activation.
+    pub(super) fn plan(
+        &self,
+        folder: &FlashFolder,
+        facts: &StockFacts,
+        activation: Activation,
+    ) -> Result<BudgetPlan> {
         if !matches!(self.dtype, DType::F32 | DType::F16) {
             let reason = format!(
                 "a dtype of {:?} is not supported here, F32 and F16 are",
@@ -67,7 +72,6 @@ impl SparseOptions {
             );
             return Err(Error::Stock { reason });
         }
-        let activation = facts.activation_for(folder, self.activation)?;
         let selector = SelectorKind::chosen(self.selector, folder, activation, self.dip)?;
         let layers = &folder.manifest().layers;
         let values = embeddings(folder).map(|(_, extent)| extent.shape.iter().product::<usize>());

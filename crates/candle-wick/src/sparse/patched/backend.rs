@@ -8,11 +8,10 @@ use candle::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::Init;
 
-use super::store::is_bias;
 use crate::error::{Error, Result};
 use crate::sparse::facts::HEAD;
-use crate::sparse::is_embedding;
 use crate::sparse::setup::StockSetup;
+use crate::sparse::{is_bias, is_embedding};
 use crate::var_builder::FlashVarBuilder;
 
 pub(super) struct SparseBackend {

@@ -33,6 +33,7 @@ use candle_nn::VarBuilder;
 use self::backend::SparseBackend;
 use self::placeholder::{check_patch, Placeholder};
 use super::facts::{read_config, StockFacts, StructKind};
+use super::ffn::ffn_of;
 use super::linear_product;
 use super::options::SparseOptions;
 use super::setup::StockSetup;
@@ -98,9 +99,7 @@ impl FlashVarBuilder {
     ) -> Result<Tensor> {
         let (store, dtype) = (self.store(), setup.dtype);
         let uses = store.uses(Some(of_struct));
-        let mut ffns = store.ffns().iter();
-        let of_ffn = ffns.find_map(|ffn| Some((ffn.clone(), ffn.part(name)?)));
-        let placeholder = if let Some((ffn, part)) = of_ffn {
+        let placeholder = if let Some((ffn, part)) = ffn_of(store.ffns(), name) {
             Placeholder::new(shape, dtype, uses, move |x, y| match part {
                 FfnPart::Gate | FfnPart::Up => ffn.begin(part, x, y),
                 FfnPart::Down => ffn.compute(&ffn.finish(x, dtype)?, y),

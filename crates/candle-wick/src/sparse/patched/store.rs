@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::folder::FlashFolder;
 use crate::matrix::Matrix;
 use crate::sparse::ffn::SparseFfn;
+use crate::sparse::is_bias;
 use crate::sparse::turns::{outside_of_pools, Turns};
 
 /// Distinguishes stores for as long as the process lives, which addresses would not.
@@ -219,9 +220,4 @@ impl Store {
             }
         }
     }
-}
-
-/// Whether the tensor of this name is added to what a layer gives.
-pub(super) fn is_bias(name: &str) -> bool {
-    name.ends_with(".bias")
 }
